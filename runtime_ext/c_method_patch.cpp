@@ -10,8 +10,8 @@ namespace torch2ort {
 
 namespace {
 
-// How CPython keeps a method of C code that is bound to its owner. The stable ABI hides the second field, so
-// that what is found there is compared with what the ABI tells.
+// CPython's layout of a method of C code that is bound to its owner. The stable ABI hides the second field,
+// so the value found there is compared with the ABI's answers.
 struct BoundMethod {
   PyObject head;
   PyMethodDef* definition;
@@ -20,7 +20,7 @@ struct BoundMethod {
 using WithKeywords = PyObject* (*)(PyObject* owner, PyObject* args, PyObject* kwargs);
 
 PyMethodDef* definition = nullptr;  // whose function is replaced; null between interceptions
-PyCFunction original = nullptr;     // kept for calls that are under way when an interception ends
+PyCFunction original = nullptr;     // kept for calls that are running when an interception ends
 PyObject* stand_in = nullptr;
 
 PyCFunction AsEntry(WithKeywords method) {
@@ -30,7 +30,7 @@ WithKeywords TakingKeywords(PyCFunction entry) {
   return reinterpret_cast<WithKeywords>(reinterpret_cast<void (*)()>(entry));
 }
 
-// What the stand-in answers; null without an exception if the method is to answer itself.
+// The stand-in's result; null without an exception if the method itself is to answer.
 PyObject* AskStandIn(PyObject* owner, PyObject* args, PyObject* kwargs) {
   Ref callable = Ref::Share(stand_in);
   if (!callable) return nullptr;
@@ -41,7 +41,7 @@ PyObject* AskStandIn(PyObject* owner, PyObject* args, PyObject* kwargs) {
   return nullptr;
 }
 
-// What callers reach while an interception lasts, one for each way of passing arguments.
+// The functions that callers reach during an interception, one for each way of passing arguments.
 PyObject* CallWithKeywords(PyObject* owner, PyObject* args, PyObject* kwargs) {
   PyObject* result = AskStandIn(owner, args, kwargs);
   if (result != nullptr || PyErr_Occurred() != nullptr) return result;
@@ -53,13 +53,13 @@ PyObject* CallWithout(PyObject* owner, PyObject* args) {
   return original(owner, args);
 }
 
-// Whether the process may write to an address: a table in read-only memory must end in an error, not in a
+// True if the process may write to an address: a table in read-only memory must lead to an error instead of a
 // crash.
 bool IsWritable(const void* address) {
   auto wanted = reinterpret_cast<uintptr_t>(address);
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
-    // Such as "7f00-7fff rw-p".
+    // A line is, for example, "7f00-7fff rw-p".
     char* rest = nullptr;
     uintptr_t first = std::strtoull(line.c_str(), &rest, 16);
     if (*rest != '-') continue;
@@ -69,7 +69,7 @@ bool IsWritable(const void* address) {
   return false;
 }
 
-// The table's entry behind a bound method; null with an exception set if it is not what it should be.
+// The table's entry of a bound method; null with an exception set if it is not as expected.
 PyMethodDef* FindDefinition(PyObject* method, const char* name) {
   if (!PyCFunction_Check(method)) {
     PyErr_Format(PyExc_RuntimeError, "it is of type %.200s and not a method of C code",

@@ -1,4 +1,4 @@
-// Stands in front of a method that C code defines, for all who call it.
+// Replaces a method that C code defines, for all of its callers.
 #pragma once
 
 #include "python.h"

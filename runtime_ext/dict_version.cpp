@@ -6,8 +6,8 @@ namespace torch2ort {
 
 namespace {
 
-// Whether each way to change a dictionary changes the number, and reading it does not. -1 with an exception
-// set.
+// Tests that each way to change a dictionary changes the number, and that reading it does not. -1 with an
+// exception set.
 int ActAsVersions() {
   Ref first = Ref::Steal(PyDict_New()), second = Ref::Steal(PyDict_New());
   Ref key = Ref::Steal(PyUnicode_FromString("key")), other = Ref::Steal(PyUnicode_FromString("other"));
@@ -46,7 +46,7 @@ int ActAsVersions() {
 bool HasDictVersions() {
   static int known = -1;
   if (known < 0) {
-    // 3.13 has bits for watchers in that place.
+    // In 3.13, bits for watchers are in that place.
     unsigned long minor = (PyLong_AsUnsignedLong(PySys_GetObject("hexversion")) >> 16) & 0xff;
     if (PyErr_Occurred()) return false;
     known = minor >= 10 && minor <= 12 ? ActAsVersions() : 0;

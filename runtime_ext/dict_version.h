@@ -1,4 +1,4 @@
-// The number that CPython 3.10 to 3.12 gives each state of a dictionary (PEP 509).
+// The version that CPython 3.10 to 3.12 gives each state of a dictionary (PEP 509).
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,18 @@
 
 namespace torch2ort {
 
-// The stable ABI does not show the number, so that its place is this project's knowledge: it follows the
-// number of entries. What is found there is tried once, and not used where it does not act as it should.
+// The stable ABI does not contain the version, so its place is assumed here: it follows the number of
+// entries. The value at that place is tested once, and is not used if it does not behave as a version.
 struct DictHead {
   PyObject_HEAD Py_ssize_t used;
   uint64_t version;
 };
 
-// Whether DictVersion can be asked. False without an exception where this Python has no such number, and
-// with one on failure.
+// True if DictVersion can be used. False without an exception where this Python has no such version, and with
+// one on failure.
 bool HasDictVersions();
 
-// Never the same for two states of any dictionaries; 0 for no state.
+// Unique for each state of all dictionaries; 0 for no state.
 inline uint64_t DictVersion(PyObject* dictionary) { return reinterpret_cast<DictHead*>(dictionary)->version; }
 
 }  // namespace torch2ort

@@ -10,23 +10,23 @@ namespace torch2ort {
 
 namespace {
 
-// What is compared; the numbers are those of torch2ort._native.Guards.
+// Kinds of comparisons; the numbers are those of torch2ort._native.Guards.
 enum Kind : int {
   kItems = 0,      // a dictionary: its keys and the identity of its values
   kEntry = 1,      // one key of a dictionary, which may be missing
   kSequence = 2,   // a list or tuple: its length and the identity of its items
   kType = 3,       // the type of an object, and which dictionary holds its attributes
-  kAttribute = 4,  // what an attribute gives: the identity of it
-  kTensors = 5,    // a dictionary of tensors: as kItems, and what a graph depends on of each tensor
-  kValue = 6,      // what a callable gives, compared with ==
-  kSize = 7,       // how many entries a dictionary has
+  kAttribute = 4,  // the value of an attribute: its identity
+  kTensors = 5,    // a dictionary of tensors: as kItems, and the TensorForm of each
+  kValue = 6,      // the result of a callable, compared with ==
+  kSize = 7,       // the number of entries of a dictionary
   kKinds = 8,
 };
 
-// What a graph depends on of a tensor that is fed to it.
+// The properties that a graph depends on of a tensor that it is fed with.
 struct TensorForm {
   PyObject* type = nullptr;
-  PyTypeObject* exact = nullptr;  // which of the types that are as good as `type` it was: quick to see again
+  PyTypeObject* exact = nullptr;  // its actual type, which may be one equivalent to `type`
   bool requires_grad = false;
   bool described = false;
   DLDataType dtype = {0, 0, 0};
@@ -39,30 +39,30 @@ struct TensorForm {
   }
 };
 
-// One comparison. References are owned, but for the values of kTensors: a tensor that the model dropped must
-// not live on here, and another one at its address is as good if it has the same form.
+// One comparison. References are owned, except for the values of kTensors: a tensor that the model dropped
+// must not stay alive, and another one at its address is equivalent if it has the same form.
 struct Check {
   Kind kind;
   PyObject* owner;
-  PyObject* name;                   // of kEntry and kAttribute; of kTensors, types that are as good as one
+  PyObject* name;                   // of kEntry and kAttribute; of kTensors, a tuple of equivalent types
   std::vector<PyObject*> expected;  // kItems, kTensors: key, value, key, value, ...; else the values
   std::vector<TensorForm> forms;
   Py_ssize_t size = 0;       // of kSize
-  Py_ssize_t position = -1;  // of kEntry: where the dictionary's iteration came upon it
+  Py_ssize_t position = -1;  // of kEntry: position of the entry in the dictionary's iteration
 };
 
-// A dictionary that checks compare, as all of them found it when they last held.
+// A dictionary that checks compare, with its version when all of them last held.
 struct Seen {
   PyObject* dictionary;  // the checks own it
   uint64_t version;
   size_t begin, end;  // its checks, of Checks::of_dictionaries
 };
 
-// All that a set of guards compares.
+// All comparisons of a set of guards.
 struct Checks {
   std::vector<Check> all;
   // Where dictionaries have versions: each dictionary once, its checks, and the checks that need more than a
-  // version. A check that is armed anew leaves the version alone: it is noted when all of them have held.
+  // version. Arming a check again leaves the version unchanged: it is updated when all checks have held.
   std::vector<Seen> dictionaries;
   std::vector<size_t> of_dictionaries;
   std::vector<size_t> others;
@@ -73,7 +73,8 @@ struct Guards {
 };
 
 PyTypeObject* guards_type = nullptr;
-// torch.Tensor.requires_grad, and how it is read: an attribute's lookup would take as long again.
+// torch.Tensor.requires_grad, and the function that reads it: the lookup of the attribute would double the
+// time.
 PyObject* requires_grad_descriptor = nullptr;
 descrgetfunc read_requires_grad = nullptr;
 
@@ -81,7 +82,7 @@ Guards* AsGuards(PyObject* self) { return reinterpret_cast<Guards*>(self); }
 
 bool OwnsValues(const Check& check) { return check.kind != kTensors; }
 
-// Whether expected[i] is an owned reference.
+// True if expected[i] is an owned reference.
 bool IsOwned(const Check& check, size_t i) { return OwnsValues(check) || i % 2 == 0; }
 
 void DropExpected(Check* check) {
@@ -116,7 +117,7 @@ int RequiresGrad(PyObject* tensor) {
   return value ? PyObject_IsTrue(value.get()) : -1;
 }
 
-// Where an iteration over `dictionary` comes upon `key`; -1 if it does not.
+// The position of `key` in an iteration over `dictionary`; -1 if it is missing.
 Py_ssize_t PositionOf(PyObject* dictionary, PyObject* key) {
   Py_ssize_t position = 0;
   PyObject *found, *value;
@@ -126,7 +127,7 @@ Py_ssize_t PositionOf(PyObject* dictionary, PyObject* key) {
   return -1;
 }
 
-// The type of `tensor`; the first of the tuple `alike` if it is one of these.
+// The type of `tensor`; the first of the tuple `alike` if it is one of them.
 PyObject* TypeOf(PyObject* tensor, PyObject* alike) {
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
   Py_ssize_t count = PyTuple_Size(alike);
@@ -136,7 +137,7 @@ PyObject* TypeOf(PyObject* tensor, PyObject* alike) {
   return type;
 }
 
-// What `tensor` is now. False with an exception set on failure.
+// Describes the present state of `tensor`. False with an exception set on failure.
 bool Describe(PyObject* tensor, PyObject* alike, TensorForm* form) {
   form->type = TypeOf(tensor, alike);
   form->exact = Py_TYPE(tensor);
@@ -182,7 +183,7 @@ int HasForm(PyObject* tensor, PyObject* alike, const TensorForm& form) {
   return 1;
 }
 
-// What `check` compares with from now on: the present state. False with an exception set on failure.
+// Makes the present state the one that `check` compares with. False with an exception set on failure.
 bool Arm(Check* check) {
   DropExpected(check);
   auto keep = [check](PyObject* value, bool owned) {
@@ -267,13 +268,13 @@ int SameTensors(const Check& check) {
   int same = SameItems(check);
   for (size_t i = 0; same == 1 && i < check.forms.size(); ++i) {
     if (check.forms[i].type == nullptr) continue;        // None
-    Ref tensor = Ref::Share(check.expected[2 * i + 1]);  // of the dictionary, as the pointers are equal
+    Ref tensor = Ref::Share(check.expected[2 * i + 1]);  // owned by the dictionary, as the pointers are equal
     same = HasForm(tensor.get(), check.name, check.forms[i]);
   }
   return same;
 }
 
-// 1 if all is as it was, 0 if not; -1 with an exception set.
+// 1 if the state is unchanged, 0 if not; -1 with an exception set.
 int IsSame(const Check& check) {
   switch (check.kind) {
     case kItems:
@@ -281,7 +282,7 @@ int IsSame(const Check& check) {
     case kTensors:
       return SameTensors(check);
     case kEntry: {
-      // Where it was the last time it mostly is, which takes a third of the time of a lookup to see.
+      // The entry is mostly at its last position, which is compared in a third of the time of a lookup.
       Py_ssize_t position = check.position;
       PyObject *key, *value;
       if (position >= 0 && PyDict_Next(check.owner, &position, &key, &value) && key == check.name &&
@@ -325,12 +326,12 @@ int IsSame(const Check& check) {
   }
 }
 
-// Whether the version of its dictionary tells all that the check asks for.
+// True if the version of its dictionary determines the result of the check.
 bool IsOfVersion(const Check& check) {
   return check.kind == kItems || check.kind == kEntry || check.kind == kSize;
 }
 
-// Which checks each dictionary has, and which ask for more.
+// Groups the checks by dictionary, and collects those that need more than a version.
 void Group(Checks* checks) {
   std::vector<PyObject*> order;
   std::unordered_map<PyObject*, std::vector<size_t>> of;
@@ -351,8 +352,8 @@ void Group(Checks* checks) {
   }
 }
 
-// 1 if all checks of dictionaries hold, 0 if not; -1 with an exception set. Only what has changed is
-// compared.
+// 1 if all checks of dictionaries hold, 0 if not; -1 with an exception set. Only dictionaries that have
+// changed are compared.
 int SameDictionaries(Checks* checks) {
   for (Seen& seen : checks->dictionaries) {
     uint64_t version = DictVersion(seen.dictionary);
@@ -524,7 +525,7 @@ PyObject* Rearm(PyObject* self, PyObject* index) {
   Py_RETURN_NONE;
 }
 
-// Whether tensors of the same names and forms stand there, be they other objects.
+// True if the dictionary has tensors of the same names and forms, even if they are other objects.
 PyObject* IsAlike(PyObject* self, PyObject* index) {
   Check* check = CheckAt(self, index);
   if (check == nullptr) return nullptr;
@@ -552,7 +553,7 @@ PyObject* Expected(PyObject* self, PyObject* index) {
     PyErr_SetString(PyExc_TypeError, "tensors are not kept: there is nothing to compare them with");
     return nullptr;
   }
-  // What was missing is left out, so that nothing stands for it.
+  // Missing tensors are left out of the list.
   Ref values = Ref::Steal(PyList_New(0));
   for (PyObject* value : check->expected) {
     if (!values || (value != nullptr && PyList_Append(values.get(), value) < 0)) return nullptr;

@@ -1,4 +1,4 @@
-// What a graph was made from, compared by identity before each step: one pass over flat arrays.
+// The state that a graph was made from, compared by identity before each step: one pass over flat arrays.
 #pragma once
 
 #include "python.h"

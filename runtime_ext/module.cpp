@@ -97,7 +97,7 @@ bool LendTensors(PyObject* given, Loans* loans) {
   return true;
 }
 
-// Takes tensors as a runtime does: a copy of each, but for one that is declared to be an argument's memory.
+// Takes tensors as a runtime does: as copies, except for one that is declared to share an argument's memory.
 template <typename IsMapped>
 Ref TakeTensors(std::vector<Managed> tensors, IsMapped is_mapped) {
   Ref results = Ref::Steal(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
@@ -111,7 +111,7 @@ Ref TakeTensors(std::vector<Managed> tensors, IsMapped is_mapped) {
   return results;
 }
 
-// The arguments of a call, with `callee` borrowed.
+// Parses the arguments of a call, with `callee` borrowed.
 bool ReadCall(PyObject* args, const char* format, PyObject** callee, Ref* tensors) {
   PyObject* given;
   if (!PyArg_ParseTuple(args, format, callee, &given)) return false;

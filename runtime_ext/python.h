@@ -1,4 +1,4 @@
-// CPython's stable ABI, an owning reference, and the few calls that it has no short name for.
+// CPython's stable ABI, an owning reference, and short names for a few calls.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -43,7 +43,7 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
-// The lock around every use of Python. Make one only while the interpreter runs.
+// Holds the GIL, which every use of Python needs. Create one only while the interpreter runs.
 class Gil {
  public:
   Gil() : state_(PyGILState_Ensure()) {}
@@ -55,7 +55,7 @@ class Gil {
   PyGILState_STATE state_;
 };
 
-// An array whose size is known at run time and small nearly always: no allocation up to N elements.
+// An array whose size is known at run time and is usually small: no allocation up to N elements.
 template <typename T, size_t N>
 class SmallArray {
  public:
@@ -80,7 +80,7 @@ class SmallArray {
   T* data_;
 };
 
-// ---- what the stable ABI of Python 3.10 has no short name for ----
+// ---- short names that the stable ABI of Python 3.10 lacks ----
 
 // A tuple of `count` borrowed objects; empty with an exception set on failure.
 inline Ref PackTuple(PyObject* const* items, size_t count) {
@@ -101,7 +101,7 @@ inline PyObject* CallOne(PyObject* callable, PyObject* argument) {
   return PyObject_CallFunctionObjArgs(callable, argument, nullptr);
 }
 
-// The name of an object's type as CPython's own messages have it: with the module for types written in C.
+// The name of an object's type as in CPython's own messages: with the module for types defined in C.
 inline std::string TypeName(PyObject* object) {
   auto text = [type = reinterpret_cast<PyObject*>(Py_TYPE(object))](const char* attribute) {
     Ref value = Ref::Steal(PyObject_GetAttrString(type, attribute));
@@ -115,10 +115,10 @@ inline std::string TypeName(PyObject* object) {
 }
 
 #pragma GCC diagnostic push
-// Newer Pythons have newer names for these, which older ones lack.
+// Newer versions of Python deprecate these in favour of functions that older ones lack.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
-// Takes the pending exception off the interpreter, its traceback attached.
+// Removes the pending exception from the interpreter, and returns it with its traceback.
 inline PyObject* TakeRaised() {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -130,7 +130,7 @@ inline PyObject* TakeRaised() {
   return value;
 }
 
-// The object behind a weak reference; empty when it is gone.
+// The object behind a weak reference; empty if it was destroyed.
 inline Ref Dereference(PyObject* weak) {
   PyObject* object = PyWeakref_GetObject(weak);
   return object == Py_None ? Ref() : Ref::Share(object);

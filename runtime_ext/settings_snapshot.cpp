@@ -9,7 +9,7 @@ constexpr size_t kUsual = 12;
 struct Switches {
   PyObject_HEAD PyObject* reads;  // a tuple of tuples (callable, its arguments)
   PyObject* make;
-  PyObject* found;  // what `reads` gave when `made` was made, a tuple; empty before the first time
+  PyObject* found;  // the results of `reads` when `made` was made, a tuple; empty before the first time
   PyObject* made;
 };
 
@@ -62,7 +62,7 @@ void SwitchesDealloc(PyObject* self) {
 }
 
 PyObject* Now(PyObject* self, PyObject*) {
-  // What is called may let another thread in, which finds all as it was.
+  // The calls may let another thread run, which must find a consistent state.
   Ref reads = Ref::Share(AsSwitches(self)->reads);
   auto count = static_cast<size_t>(PyTuple_Size(reads.get()));
   SmallArray<Ref, kUsual> values(count);

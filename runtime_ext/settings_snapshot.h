@@ -1,4 +1,4 @@
-// Settings of a program that many places of a step ask for, read in one call.
+// Settings of a program that many parts of a step depend on, read in one call.
 #pragma once
 
 #include "python.h"

@@ -207,7 +207,7 @@ def test_what_is_kept_of_a_session_depends_on_its_providers() -> None:
 BEYOND = (
     "Option 'providers' names 'CUDAExecutionProvider'; ORTModule and torch.compile run on "
     "CPUExecutionProvider and AzureExecutionProvider alone so far, as the values that go from forward to "
-    "backward, and to Functions, are in the CPU's memory. What torch2ort.export gives runs on any provider"
+    "backward, and to Functions, are in the CPU's memory. A model of torch2ort.export runs on any provider"
 )
 
 

@@ -39,7 +39,7 @@ class BackwardCall {
   bool arrived(size_t i) {
     return !missing_[i] && (passed_ || loans_[i] != nullptr) && (*site_->tensor_outputs)[i].differentiable;
   }
-  // Whether other sites of the chain run before the caller takes the gradients.
+  // True if other sites of the chain run before the caller takes the gradients.
   bool Continues() const { return passing_ != nullptr && passing_->argument >= 0; }
   bool Linked(size_t i) const { return passing_ != nullptr && static_cast<int>(i) == passing_->argument; }
 
@@ -73,20 +73,20 @@ class BackwardCall {
   Site* site_;
   Loans& loans_;
   std::vector<Managed>* outputs_;
-  std::vector<Ref>* storages_;  // one an output
+  std::vector<Ref>* storages_;  // one per output
   Passing* passing_;            // null for a site that is not in a chain
   bool passed_;                 // the gradient of the only output comes from the next site of the chain
   std::vector<InputSpec>& inputs_;
   SmallArray<Ref, 8> tensors_;      // gradients as backward gets them
   SmallArray<Access, 8> access_;    // of this call: another thread's call may change the site's
-  SmallArray<Span, 8> spans_;       // memory of the tensors_
+  SmallArray<Span, 8> spans_;       // per call: another thread's call may change the site's
   long passed_version_ = 0;         // of the gradient that the next site passed
-  Span passed_span_;                // memory of the gradient that goes to the site before
+  Span passed_span_;                // memory of the gradient that is passed to the site before
   SmallArray<bool, 8> written_;     // backward wrote to the copy that it was probed with
-  SmallArray<bool, 8> missing_;     // the runtime's zeros stand for a gradient that autograd has not
+  SmallArray<bool, 8> missing_;     // the runtime's zeros represent an undefined gradient
   bool skipped_ = false;            // autograd would not run this backward
-  SmallArray<int, 8> exports_;      // gradients that are declared to be an output gradient's memory
-  SmallArray<PyObject*, 12> args_;  // ctx and one gradient a value of forward; borrowed
+  SmallArray<int, 8> exports_;      // gradients that are declared to share an output gradient's memory
+  SmallArray<PyObject*, 12> args_;  // ctx and one gradient per value of forward; borrowed
   Ref context_;
   Ref result_;
 };
@@ -128,7 +128,7 @@ bool BackwardCall::LearnArrivals() {
 bool BackwardCall::ReceiveGradient(size_t i) {
   const OutputSpec& output = (*site_->tensor_outputs)[i];
   Context* context = this->context();
-  // What flows into an output that cannot be differentiated is no gradient to eager either.
+  // A gradient of a non-differentiable output is ignored, as in eager PyTorch.
   if (arrived(i)) return passed_ ? ReceivePassed(i) : ReceiveLoan(i);
   if (!context->materialize_grads) {
     tensors_[i] = Ref::Share(Py_None);
@@ -178,7 +178,7 @@ bool BackwardCall::Call() {
   return static_cast<bool>(result_);
 }
 
-// Backward may write to the gradients it is given, as eager lets it; others may read the runtime's.
+// Backward may write to its gradients, as in eager PyTorch; but other nodes may read the runtime's.
 bool BackwardCall::LearnWrites() {
   for (size_t i = 0; i < site_->returned; ++i) {
     const OutputSpec& output = (*site_->tensor_outputs)[i];
@@ -198,15 +198,15 @@ bool BackwardCall::LearnWrites() {
   return true;
 }
 
-// Makes sure that what the Function kept of its gradients is not the runtime's to overwrite.
+// Ensures that memory that the Function keeps of its gradients is not the runtime's to overwrite.
 bool BackwardCall::Settle() {
   SmallArray<Ref, 8> watched(site_->returned);
-  SmallArray<bool, 8> lent(site_->returned);  // and may be kept
+  SmallArray<bool, 8> lent(site_->returned);  // memory that the Function may keep
   for (size_t i = 0; i < site_->returned; ++i) {
     lent[i] = arrived(i) && !passed_ && access_[i] != Access::kCopied;
     if (lent[i] && !Watch(tensors_[i].get(), &watched[i])) return false;
   }
-  // What forward saved is needed no longer, though other backwards of the run are still to come.
+  // The values that forward saved are no longer needed here, even if other backwards of the run follow.
   if (!KeepsContexts()) ReleaseContext(context());
   context_.reset();
   result_.reset();
@@ -214,7 +214,7 @@ bool BackwardCall::Settle() {
   for (size_t i = 0; i < site_->returned; ++i) {
     if (!arrived(i)) continue;
     Access& next = (*site_->gradient_access)[i];
-    // Others may hold what the next site passed, but it is not the runtime's to overwrite.
+    // Others may hold the tensor that the next site passed, but it is not the runtime's to overwrite.
     if (passed_ && access_[i] == Access::kProbed) next = written_[i] ? Access::kCopied : Access::kShared;
     if (!lent[i]) continue;
     if (!SettleTensor(site_, loans_[i], exports_[i], watched[i].get(), access_[i], &next)) return false;
@@ -251,7 +251,7 @@ PyObject* BackwardCall::Item(Py_ssize_t argument) const {
   return PyTuple_Check(result) ? PyTuple_GetItem(result, argument) : result;
 }
 
-// The checks and their wording are those of torch's PyNode::apply and of its engine.
+// The checks and their wording are those of torch's PyNode::apply and of torch's engine.
 bool BackwardCall::CheckCount() {
   Py_ssize_t count = PyTuple_Check(result_.get()) ? PyTuple_Size(result_.get()) : 1;
   Py_ssize_t expected = PyTuple_Size(site_->arguments);
@@ -297,7 +297,7 @@ bool BackwardCall::Return() {
   return true;
 }
 
-// The zeros that the runtime wants go nowhere that autograd would take a gradient.
+// Returns zeros, which the runtime needs as values, in the place of undefined gradients.
 bool BackwardCall::ReturnNothing() {
   outputs_->reserve(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
@@ -340,8 +340,8 @@ bool BackwardCall::ReturnGradient(size_t i, PyObject* value) {
   return true;
 }
 
-// Whether a closure, class or module holds the gradient too, to use its memory again. PyTorch's kernels do
-// not.
+// Finds out if a closure, class or module also holds the gradient, in order to reuse its memory. PyTorch's
+// kernels do not.
 Held BackwardCall::WhoHoldsGradient(PyObject* value, const Ref& gradient) {
   if (site_->trusted) return Held::kByKnown;
   Holders known;
@@ -352,11 +352,12 @@ Held BackwardCall::WhoHoldsGradient(PyObject* value, const Ref& gradient) {
     }
   }
   Held held = WhoHolds(gradient.get(), known);
-  // One tensor may be the gradient of several arguments.
+  // The same tensor may be the gradient of several arguments.
   return held == Held::kAlone && known.references > 2 ? Held::kByKnown : held;
 }
 
-// Gives the gradient to the site before as it is, unless others hold it or it is the memory of another.
+// Passes the gradient to the site before unchanged, unless others hold it or its memory is that of another
+// one.
 bool BackwardCall::PassOn(size_t i, Ref gradient, const DLTensor& view, Held held) {
   passed_span_ = SpanOf(view);
   if (held == Held::kAlone) {
@@ -365,7 +366,7 @@ bool BackwardCall::PassOn(size_t i, Ref gradient, const DLTensor& view, Held hel
     outputs_->push_back(nullptr);
     return true;
   }
-  size_t given = 0;  // whose memory it is, if that of a gradient that came
+  size_t given = 0;  // index of the incoming gradient whose memory it is, if it is one's
   while (given < site_->returned && !passed_span_.Overlaps(spans_[given])) ++given;
   bool alias = given < site_->returned;
   bool shared = held == Held::kElsewhere || alias || HeldByContext(passed_span_);
@@ -378,8 +379,8 @@ bool BackwardCall::PassOn(size_t i, Ref gradient, const DLTensor& view, Held hel
   return passing_->result && (!alias || WarnOnce(i, given));
 }
 
-// Brings a gradient to its argument's shape, dtype and device as torch's engine does, or raises what it
-// raises. `view`: what it looks like then.
+// Converts a gradient to its argument's shape, dtype and device as torch's engine does, or raises the same
+// error. `view` describes the result.
 bool BackwardCall::Conform(size_t i, Ref* gradient, DLTensor* view) {
   TensorMeta expected = InputMeta(i);
   if (!View(i, expected, gradient, view) || !Reduce(i, expected, gradient, view)) return false;
@@ -407,7 +408,7 @@ bool BackwardCall::Convert(PyObject* target, Ref* gradient, DLTensor* view) {
   return *gradient && config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0;
 }
 
-// What the gradient looks like; a sparse one is made dense first, as it has no single piece of memory.
+// Describes the gradient in `view`; a sparse one is made dense first, as it has no single piece of memory.
 bool BackwardCall::View(size_t i, const TensorMeta& expected, Ref* gradient, DLTensor* view) {
   if (config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0) return true;
   PyErr_Clear();
@@ -454,8 +455,8 @@ bool BackwardCall::Reduce(size_t i, const TensorMeta& expected, Ref* gradient, D
   return *gradient && config.exchange->dltensor_from_py_object_no_sync(gradient->get(), view) == 0;
 }
 
-// Gives a gradient that is an incoming one's memory as such, or as a copy; else as it is, unless a site that
-// runs before the caller takes it may write to its memory.
+// Exports a gradient that shares an incoming one's memory as that memory, or as a copy; others unchanged,
+// unless a site that runs before the caller takes it may write to its memory.
 bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Held held, Managed* managed) {
   Span span = SpanOf((*managed)->dl_tensor);
   if (span.size() == 0) {
@@ -464,7 +465,7 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Held held, Managed*
     return static_cast<bool>(*managed);
   }
   int mapped = (*site_->gradient_mapped)[i];
-  // Where autograd has no gradient, what backward makes of zeros is memory of its own.
+  // Where autograd has no gradient, the result of backward has memory of its own.
   if (mapped >= 0 && arrived(static_cast<size_t>(mapped))) {
     Loan* loan = loans_[static_cast<size_t>(mapped)];
     if (SpanOf(loan->dl_tensor).begin == span.begin) {
@@ -486,7 +487,7 @@ bool BackwardCall::Disentangle(size_t i, PyObject* gradient, Held held, Managed*
       DLTensor view = (*managed)->dl_tensor;
       *managed = Managed(ExportLoan(loans_[j], view));
       ++exports_[j];
-      site_->copied_bytes += span.size();  // by who takes it
+      site_->copied_bytes += span.size();  // the consumer of the gradient makes the copy
     } else {
       *managed = ExportCopy(site_, gradient);
     }
@@ -505,7 +506,7 @@ bool BackwardCall::WarnOnce(size_t i, size_t j) {
   return WarnAlias(site_, "backward", inputs_[i].argument, (*site_->tensor_outputs)[j].position);
 }
 
-// Who gets a gradient may accumulate into it, which must not reach what forward kept.
+// The consumer of a gradient may accumulate into it, which must not change values that forward saved.
 bool BackwardCall::HeldByContext(const Span& span) {
   Context* context = this->context();
   bool held = context->tensors.Overlaps(span, inputs_.size());

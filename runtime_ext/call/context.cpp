@@ -109,7 +109,7 @@ void ContextDealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-// torch's wording (THPFunction); up to 2.14 its message may end where the type's name would stand.
+// torch's wording (THPFunction); up to 2.14 its message may end before the type's name.
 bool CheckSaved(PyObject* saved) {
   if (!PyTuple_Check(saved)) {
     PyErr_Format(PyExc_RuntimeError,
@@ -233,11 +233,11 @@ PyObject* GetSavedTensors(PyObject* self, void*) {
     return nullptr;
   }
   if (context->saved_for_forward != nullptr) return Ref::Share(context->saved_for_forward).release();
-  // Inside forward torch has not taken over yet what save_for_backward was given.
+  // Inside of forward, torch has not yet taken over the arguments of save_for_backward.
   if (context->in_forward) return PyTuple_New(0);
   if (context->saved != nullptr)
     return CheckVersions(context) ? Ref::Share(context->saved).release() : nullptr;
-  // A context that no call of a site made.
+  // This context was not made by a call of a site.
   if (context->to_save == nullptr) return PyTuple_New(0);
   return CheckConfigured() && CheckSaved(context->to_save) ? Ref::Share(context->to_save).release() : nullptr;
 }
@@ -258,7 +258,7 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-// Unset members read as None, as torch's do.
+// Unset members are None, as torch's are.
 PyMemberDef members[] = {
     {"needs_input_grad", T_OBJECT, offsetof(Context, needs_input_grad), 0, nullptr},
     {"to_save", T_OBJECT, offsetof(Context, to_save), 0, nullptr},
@@ -310,10 +310,10 @@ Ref NewContext(PyObject* needs_input_grad) {
 bool FinishForward(Context* context, bool executable) {
   context->in_forward = false;
   Py_CLEAR(context->saved_for_forward);
-  // As torch does: else the context would keep what forward wrote to.
+  // As in torch: otherwise the context would keep the tensors that forward wrote to.
   Py_CLEAR(context->dirty_tensors);
   Py_CLEAR(context->non_differentiable);
-  // From here on `to_save` is an attribute like any other, which says nothing of what was saved.
+  // From here on `to_save` is an ordinary attribute, unrelated to the saved tensors.
   Ref saved = Ref::Steal(std::exchange(context->to_save, nullptr));
   if (executable && saved) {
     if (!CheckSaved(saved.get())) return false;

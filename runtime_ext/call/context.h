@@ -8,7 +8,7 @@
 
 namespace torch2ort {
 
-// What one tensor of a run looked like.
+// Metadata of one tensor of a run.
 struct TensorMeta {
   const int64_t* shape;
   int32_t rank;
@@ -21,9 +21,9 @@ class MetaList {
   void Reserve(size_t tensors) { words_.reserve(tensors * 8); }
   void Append(const DLTensor& tensor);
   TensorMeta Get(size_t index) const;
-  // Whether any of the first `count` tensors shares a byte with `span`.
+  // True if any of the first `count` tensors shares a byte with `span`.
   bool Overlaps(const Span& span, size_t count) const;
-  // Empties the span of a tensor whose memory may serve others from now on.
+  // Clears the span of a tensor whose memory may be reused from now on.
   void ForgetSpan(size_t index);
 
  private:
@@ -38,16 +38,16 @@ struct Context {
   PyObject_HEAD PyObject* attributes;  // __dict__, made on first use
   PyObject* weak_references;
   PyObject* needs_input_grad;
-  PyObject* to_save;  // what save_for_backward was given
-  PyObject* saved;    // the same once forward has ended: a tuple with one saved version an entry
+  PyObject* to_save;  // the arguments of save_for_backward
+  PyObject* saved;    // the same once forward has ended: a tuple with one saved version per entry
   PyObject* saved_for_forward;
   PyObject* dirty_tensors;
   PyObject* non_differentiable;
   bool materialize_grads;
-  bool in_forward;  // the call policy runs forward: what it saves is looked at when it has returned
+  bool in_forward;  // the call policy runs forward: saved tensors are checked when it has returned
   bool released;
-  // Constructed and destroyed by hand: CPython's allocator gives zeroed memory, not objects.
-  std::vector<long> saved_versions;  // one a saved tensor; none in a context that no site filled
+  // Constructed and destroyed explicitly: CPython's allocator returns zeroed memory without objects.
+  std::vector<long> saved_versions;  // one per saved tensor; empty in a context that no site filled
   MetaList tensors;                  // the site's tensor arguments, then its tensor outputs
 };
 
@@ -57,10 +57,11 @@ bool InitContext(PyObject* module);
 // A new Context for the call policy, inside forward.
 Ref NewContext(PyObject* needs_input_grad);
 
-// Ends forward: checks and keeps what was saved. `executable`: eager would record the call for backward.
+// Ends forward: checks and stores the saved tensors. `executable`: eager PyTorch would record the call for
+// backward.
 bool FinishForward(Context* context, bool executable);
 
-// Frees what was saved; `saved_tensors` raises from now on.
+// Frees the saved tensors; `saved_tensors` raises from now on.
 void ReleaseContext(Context* context);
 
 }  // namespace torch2ort

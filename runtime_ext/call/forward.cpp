@@ -59,7 +59,7 @@ class ForwardCall {
   bool Separate();
   bool ReturnMutated(PyObject* result);
   bool CheckTensor(const OutputSpec& spec, const DLTensor& tensor);
-  // Whether the argument is the caller's own tensor, with all that hangs on it.
+  // True if the argument is the caller's own tensor, with all of its attributes.
   bool Original(size_t i) const { return original_versions_[i] >= 0; }
   bool Passed(size_t i) const { return passing_ != nullptr && static_cast<int>(i) == passing_->argument; }
   size_t output_count() const { return outputs_->size() + (passing_ != nullptr && passing_->result); }
@@ -75,14 +75,14 @@ class ForwardCall {
   Site* site_;
   Loans& loans_;
   std::vector<Managed>* outputs_;
-  std::vector<Ref>* storages_;  // one an output
+  std::vector<Ref>* storages_;  // one per output
   Passing* passing_;            // null for a site that is not in a chain
   std::vector<InputSpec>& inputs_;
   SmallArray<Ref, 8> tensors_;    // as forward gets them
-  SmallArray<Access, 8> access_;  // of this call: another thread's call may change the site's
+  SmallArray<Access, 8> access_;  // per call: another thread's call may change the site's
   SmallArray<Span, 8> spans_;     // memory of the arguments that an output must not share
   SmallArray<DLDevice, 8> devices_;
-  SmallArray<int, 8> exports_;             // outputs that are declared to be an input's memory
+  SmallArray<int, 8> exports_;             // outputs that are declared to share an input's memory
   SmallArray<long, 8> original_versions_;  // of arguments that are the caller's own tensors, else -1
   long passed_version_ = 0;                // of the tensor that the site before passed
   SmallArray<PyObject*, 12> args_;         // ctx and the arguments; borrowed
@@ -140,7 +140,7 @@ bool ForwardCall::ReceivePassed(size_t i) {
   return passed_version_ >= 0;
 }
 
-// Its memory is the caller's, who keeps it: nothing is copied, and nothing to be settled.
+// The memory belongs to the caller, who keeps it: nothing is copied, and no holder has to be found.
 bool ForwardCall::ReceiveOriginal(size_t i, PyObject* tensor) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) return false;
@@ -161,7 +161,7 @@ bool ForwardCall::ReceiveLoan(size_t i) {
   }
   if (!CheckDType(input, loans_[i]->dl_tensor.dtype)) return false;
   access_[i] = input.access;
-  // A copy spares the Function memory that the runtime takes back, or that it may not write to.
+  // A copy is only needed for memory that the runtime takes back, or that the Function must not write to.
   if (loans_[i]->lasting && !input.mutated && access_[i] == Access::kCopied) access_[i] = Access::kShared;
   devices_[i] = loans_[i]->dl_tensor.device;
   tensors_[i] = ReceiveTensor(site_, loans_[i], access_[i], &spans_[i]);
@@ -186,7 +186,7 @@ bool ForwardCall::CallWithSetup() {
   return static_cast<bool>(CallWith(site_->setup_context, args, 3));
 }
 
-// A write that export did not see would reach, or fail to reach, others who read the same value.
+// A write that was not seen at export would wrongly change, or not change, the value for its other readers.
 bool ForwardCall::CheckWrites() {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (inputs_[i].mutated) continue;
@@ -235,7 +235,7 @@ bool ForwardCall::Describe(PyObject* tensor) {
   return true;
 }
 
-// Drops the arguments, and learns whether somebody still holds the one that the site before passed.
+// Drops the arguments, and determines if the one that the site before passed still has a holder.
 bool ForwardCall::DropTensors(bool* passed_held) {
   Ref watched;
   if (in_run_ && passing_ != nullptr && passing_->argument >= 0) {
@@ -248,15 +248,15 @@ bool ForwardCall::DropTensors(bool* passed_held) {
   return true;
 }
 
-// Makes sure that what the Function kept of its inputs is not the runtime's to overwrite.
+// Ensures that memory that the Function keeps of its inputs is not the runtime's to overwrite.
 bool ForwardCall::Settle() {
   SmallArray<Ref, 8> watched(inputs_.size());
-  SmallArray<bool, 8> lent(inputs_.size());  // and may be kept
+  SmallArray<bool, 8> lent(inputs_.size());  // memory that the Function may keep
   for (size_t i = 0; i < inputs_.size(); ++i) {
     lent[i] = !Passed(i) && !Original(i) && access_[i] != Access::kCopied;
     if (lent[i] && !Watch(tensors_[i].get(), &watched[i])) return false;
   }
-  // From here on only the Function and the run can hold the inputs.
+  // From here on, only the Function and the run can hold the inputs.
   if (!in_run_) context_.reset();
   argument_tuple_.reset();
   result_.reset();
@@ -273,7 +273,7 @@ bool ForwardCall::Settle() {
   return true;
 }
 
-// After a failure the exception's frames hold the inputs, and a debugger may look at them long after the
+// After a failure, the exception's frames hold the inputs, and a debugger may read them long after the
 // runtime took its memory back.
 void ForwardCall::Abandon() {
   PyObject* error = TakeRaised();
@@ -291,7 +291,7 @@ void ForwardCall::Abandon() {
   result_.reset();
   for (Ref& tensor : tensors_) tensor.reset();
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    Access unchanged = access_[i];  // that a traceback holds the tensor says nothing of the next call
+    Access unchanged = access_[i];  // a tensor held by a traceback is no sign for the next call
     if (watched[i]) SettleTensor(site_, loans_[i], 0, watched[i].get(), access_[i], &unchanged);
   }
   PyErr_Clear();  // the Function's own exception matters more than a tensor that could not be moved
@@ -397,8 +397,8 @@ bool ForwardCall::RaiseForeign(const OutputSpec& spec) {
   return false;
 }
 
-// Gives the output to the next site as it is, unless others hold it or it is an argument's memory. It is
-// contiguous, as every value of the graph is: an export drops a contiguous() between two calls.
+// Passes the output to the next site unchanged, unless others hold it or its memory is an argument's. It is
+// made contiguous, as every value of the graph is: an export drops a contiguous() between two calls.
 bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value) {
   Held held = WhoHoldsOutput(value);
   if (held == Held::kUnknown) return false;
@@ -419,7 +419,7 @@ bool ForwardCall::PassOn(const OutputSpec& spec, PyObject* value) {
   return static_cast<bool>(passing_->result);
 }
 
-// The next site gets a plain tensor, and what becomes of that does not show in one that this Function holds.
+// Gives the next site a plain tensor, so changes of it do not show in a tensor that this Function holds.
 bool ForwardCall::Separate() {
   if (passing_ == nullptr || !passing_->has_next) return true;
   PyObject* tensor = passing_->result.get();
@@ -434,7 +434,7 @@ bool ForwardCall::Separate() {
   return static_cast<bool>(passing_->result);
 }
 
-// Says that the copy which an argument that forward returns was written in could be saved.
+// Warns that the copy for an argument that forward writes to and returns could be saved.
 bool ForwardCall::WarnWritten(size_t i) {
   PyObject* result = result_.get();
   for (size_t index = 0; index < site_->returned && access_[i] == Access::kCopied; ++index) {
@@ -452,10 +452,10 @@ bool ForwardCall::WarnOnce(size_t index, size_t i) {
   return WarnAlias(site_, "forward", spec.position, inputs_[i].argument);
 }
 
-// Whether somebody else than the context holds what goes to the next site, to use its memory again: a
-// workspace. What the context holds, nobody writes to.
+// Finds out if the next site's input has other holders than the context that may reuse its memory, such as a
+// workspace. A tensor that the context holds is not written to.
 Held ForwardCall::WhoHoldsOutput(PyObject* value) {
-  // PyTorch's kernels keep nothing unseen. In a run alone the next site may save it for its backward.
+  // PyTorch's kernels keep no references. Only in a run may the next site save the tensor for its backward.
   if (site_->trusted || CurrentRun() == nullptr) return Held::kByKnown;
   Holders known;
   PyObject* result = result_.get();
@@ -469,7 +469,7 @@ Held ForwardCall::WhoHoldsOutput(PyObject* value) {
 
 namespace {
 
-// Whether two tensors are over one storage, as far as their memory tells where the storage cannot be asked.
+// True if two tensors share a storage; by their addresses where the storage cannot be determined.
 bool SharesMemory(PyObject* a, PyObject* b) {
   int same = ShareStorage(a, b);
   if (same >= 0) return same != 0;
@@ -484,7 +484,7 @@ bool SharesMemory(PyObject* a, PyObject* b) {
 
 }  // namespace
 
-// Adds what the context holds of a tensor, and the others over its storage.
+// Adds the context's references to a tensor, and the context's other tensors over its storage.
 void ForwardCall::NoteInContext(PyObject* value, Holders* known) {
   Context* context = this->context();
   auto note = [&](PyObject* held) {
@@ -506,7 +506,8 @@ void ForwardCall::NoteInContext(PyObject* value, Holders* known) {
     note(held);
 }
 
-// Gives an output that is an input's memory as such, whoever takes it, or as a copy; else as it is.
+// Exports an output that shares an input's memory as that memory, if declared, or as a copy; others
+// unchanged.
 bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
   OutputSpec& spec = (*site_->tensor_outputs)[index];
   Span span = SpanOf((*managed)->dl_tensor);
@@ -537,7 +538,7 @@ bool ForwardCall::Disentangle(size_t index, PyObject* value, Managed* managed) {
       DLTensor view = (*managed)->dl_tensor;
       *managed = Managed(ExportLoan(loans_[i], view));
       ++exports_[i];
-      site_->copied_bytes += span.size();  // by who takes it
+      site_->copied_bytes += span.size();  // the consumer of the output makes the copy
     } else {
       *managed = ExportCopy(site_, value);
     }

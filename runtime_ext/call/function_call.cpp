@@ -35,10 +35,10 @@ bool InitPolicy() {
 }
 
 Ref Contiguous(PyObject* tensor, const DLTensor& view) {
-  // A lazily negated tensor (the imaginary part of a conjugate) is every second number of a complex one, so
-  // it counts as contiguous only when it is a single number.
+  // A lazily negated tensor (the imaginary part of a conjugate) is every second element of a complex one, so
+  // it is contiguous only if it has a single element.
   bool contiguous = IsContiguous(view);
-  // Zeros that torch keeps no memory for, as the derivative of `sgn` gives.
+  // torch allocates no memory for some zeros, such as the derivative of `sgn`.
   if (view.data == nullptr && ElementCount(view) != 0) return CallMethod(tensor, method_names.clone);
   if (contiguous && ElementCount(view) != 1) return Ref::Share(tensor);
   return CallMethod(tensor, contiguous ? method_names.resolve_neg : method_names.contiguous);
@@ -53,7 +53,7 @@ Managed ExportContiguous(PyObject* tensor) {
 }
 
 long WritesTo(PyObject* tensor) {
-  // A subclass may answer otherwise.
+  // A subclass may return something else.
   long counted = Py_TYPE(tensor) == config.tensor_type ? CountedWrites(tensor) : -1;
   if (counted >= 0) return counted;
   Ref version = Ref::Steal(PyObject_GetAttr(tensor, method_names.version));
@@ -120,8 +120,8 @@ Ref ReceiveTensor(Site* site, Loan* loan, Access access, Span* span) {
 
 namespace {
 
-// Moves a storage that the Function still holds to memory of its own. Does not reach who took a bare address
-// out of it, such as a numpy array: that is why a site's first call works on copies.
+// Moves a storage that the Function still holds to memory of its own. A bare address of it, such as a numpy
+// array's, is not updated: for this reason a site's first call works on copies.
 bool Privatize(Site* site, Loan* loan, int others, PyObject* watched) {
   int64_t bytes = SpanOf(loan->dl_tensor).size();
   bool reachable = watched != nullptr && loan->dl_tensor.device.device_type == kDLCPU;
@@ -150,14 +150,15 @@ bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access
   }
   int others = 1 + exports;
   if (loan->holder_count() == others) return true;
-  // With a copy from the start, the next calls are spared the costly exchange.
+  // With a copy from the start, the next calls avoid the expensive exchange.
   if (exports == 0) *next = Access::kCopied;
   return loan->lasting || Privatize(site, loan, others, watched);
 }
 
 namespace {
 
-// To the handle on a storage which nobody else has; torch itself may hold one. -1 with an exception set.
+// References to a handle on a storage that has no other handle; torch itself may hold one. -1 with an
+// exception set.
 Py_ssize_t ReferencesToNewHandle() {
   static Py_ssize_t known = -1;
   if (known >= 0) return known;
@@ -167,8 +168,8 @@ Py_ssize_t ReferencesToNewHandle() {
   return known;
 }
 
-// How many hold the storage behind a tensor, or -1 if torch does not count them all: memory that it did not
-// allocate has holders that torch does not know. -2 with an exception set on failure.
+// The number of holders of the storage behind a tensor; -1 if torch does not count them all: memory that
+// torch did not allocate has holders unknown to it. -2 with an exception set on failure.
 long HoldersOfStorage(PyObject* tensor) {
   Ref storage = CallMethod(tensor, method_names.untyped_storage);
   Ref resizable = storage ? CallMethod(storage.get(), method_names.resizable) : Ref();
@@ -178,7 +179,7 @@ long HoldersOfStorage(PyObject* tensor) {
   Ref count = address ? Ref::Steal(CallOne(config.use_count, address.get())) : Ref();
   long holders = count ? PyLong_AsLong(count.get()) : -1;
   if (holders == -1 && PyErr_Occurred()) return -2;
-  // The handle that asks is one. Torch gives the same one to all.
+  // The handle that is used here is one holder. Torch returns the same handle to all callers.
   Py_ssize_t alone = ReferencesToNewHandle();
   return alone < 0 ? -2 : holders - 1 + static_cast<long>(Py_REFCNT(storage.get()) > alone);
 }
@@ -191,12 +192,12 @@ Held WhoHolds(PyObject* tensor, const Holders& known) {
   if (TensorHolders(tensor) > expected) return Held::kElsewhere;
   long holders = HoldersOfOwnMemory(tensor);
   if (holders == expected) return expected == 1 ? Held::kAlone : Held::kByKnown;
-  // A handle on the storage that once was asked for counts, though nobody may have it any more.
+  // A handle on the storage that was made once is counted, even if it has no other reference now.
   if (holders < 0 || holders > expected) holders = HoldersOfStorage(tensor);
   if (holders < 0) return holders == -1 ? Held::kElsewhere : Held::kUnknown;
   if (holders <= expected) return Held::kByKnown;
   if (holders > expected + 1) return Held::kElsewhere;
-  // A view holds the tensor that it was made of, which may be nobody else's.
+  // A view holds its base, which may have no other holder.
   Ref answer = Ref::Steal(CallOne(config.is_base_held, tensor));
   int held = answer ? PyObject_IsTrue(answer.get()) : -1;
   return held < 0 ? Held::kUnknown : held > 0 ? Held::kElsewhere : Held::kByKnown;
@@ -207,7 +208,7 @@ bool GiveAlias(PyObject* value, Managed* managed, Ref* storage) {
   Ref alias = CallMethod(value, method_names.detach);
   Managed other = alias ? ExportTensor(alias.get()) : nullptr;
   if (!other) return false;
-  // A contiguous copy of the value is not what its storage holds.
+  // A contiguous copy of the value differs from the contents of its storage.
   if (other->dl_tensor.data != (*managed)->dl_tensor.data || !IsContiguous(other->dl_tensor)) return true;
   *managed = std::move(other);
   *storage = CallMethod(value, method_names.untyped_storage);

@@ -1,5 +1,6 @@
-// The call policy: runs a Function's forward and backward on lent memory as eager PyTorch would, and answers
-// for what crosses between the Function and the runtime. Knows nothing of any runtime's capsules or values.
+// The call policy: runs a Function's forward and backward on lent memory as eager PyTorch would, and is
+// responsible for all tensors that pass between the Function and the runtime. It is independent of a
+// runtime's capsules and values.
 #pragma once
 
 #include <optional>
@@ -11,7 +12,7 @@
 
 namespace torch2ort {
 
-// Owned loans, one a tensor; null where there is no tensor.
+// Owned loans, one per tensor; null where there is no tensor.
 class Loans {
  public:
   explicit Loans(size_t size) : loans_(size) {}
@@ -27,37 +28,37 @@ class Loans {
   SmallArray<Loan*, 8> loans_;
 };
 
-// Outputs from here on are worth more than a look at who holds them.
+// For outputs of this size on, it is worth finding out who holds them.
 constexpr int64_t kLargeOutputBytes = 1 << 16;
 
-// What two sites of a chain pass to each other: torch's own tensor, which the runtime never sees.
+// The tensor that two sites of a chain pass to each other: torch's own, which the runtime never sees.
 struct Passing {
   int argument = -1;      // index of the site's tensor argument that links it to the site before, or -1
-  bool has_next = false;  // the site's only output goes to another site
+  bool has_next = false;  // the site's only output is passed to another site
   Ref tensor;             // that argument, or the gradient of that output, until the site takes it
   Ref result;             // that output, or the gradient of that argument
-  // What they look like, where somebody looked already and nobody else can reach them.
+  // Their descriptions, where these are known already and no other reference can change them.
   std::optional<DLTensor> tensor_view, result_view;
 
-  // What one site gave is what the next one takes.
+  // The result of one site becomes the input of the next one.
   void Advance() {
     tensor = std::move(result);
     tensor_view = std::exchange(result_view, std::nullopt);
   }
 };
 
-// Runs forward; gives one output per Site::tensor_outputs, which the caller copies: they may share memory
-// with arguments and with each other. `storages` gets one entry an output: torch's storage, if the caller may
-// spare the copy once nobody else holds that. Else nothing: the output has less than kLargeOutputBytes, or is
-// an argument's memory. For a site of a chain, loans, outputs and gradients are null where `passing` stands
-// for them. False with an exception set on failure.
+// Runs forward; returns one output per Site::tensor_outputs, which the caller copies: they may share memory
+// with arguments and with each other. `storages` gets one entry per output: torch's storage, if the caller
+// may omit the copy once the storage has no other holder. Otherwise the entry is empty: the output has less
+// than kLargeOutputBytes, or shares an argument's memory. For a site of a chain, loans, outputs and gradients
+// that `passing` contains are null. False with an exception set on failure.
 bool RunForward(Site* site, Loans& inputs, std::vector<Managed>* outputs, std::vector<Ref>* storages,
                 Passing* passing = nullptr);
 
-// Runs backward; takes one gradient per tensor output of forward (null: none) and gives one per tensor
-// argument, null for those that need none. The caller copies them: they may share memory with those that it
-// gave, with what forward kept, and with each other. `storages`: as for forward; it may have fewer entries.
-// False with an exception set on failure.
+// Runs backward; expects one gradient per tensor output of forward (null: none) and returns one per tensor
+// argument, null for those that need none. The caller copies them: they may share memory with the incoming
+// gradients, with values that forward saved, and with each other. `storages`: as for forward; it may have
+// fewer entries. False with an exception set on failure.
 bool RunBackward(Site* site, Loans& gradients, std::vector<Managed>* outputs, std::vector<Ref>* storages,
                  Passing* passing = nullptr);
 
@@ -79,55 +80,56 @@ inline Ref CallMethod(PyObject* self, PyObject* name, PyObject* argument) {
   return Ref::Steal(PyObject_CallMethodObjArgs(self, name, argument, nullptr));
 }
 
-// The tensor, or its contiguous equal without lazy bits; empty with an exception set on failure.
+// The tensor, or a contiguous tensor of equal values without lazy bits; empty with an exception set on
+// failure.
 Ref Contiguous(PyObject* tensor, const DLTensor& view);
 // The tensor as a contiguous exchange struct; null with an exception set on failure.
 Managed ExportContiguous(PyObject* tensor);
-// Raises the configured error with the message that `format` makes, the pending exception as its cause.
+// Raises the configured error with the formatted message, and the pending exception as its cause.
 void RaiseFromPending(const char* format, ...);
-// A private copy of it, its bytes counted on the site.
+// A private copy, whose bytes are counted on the site.
 Managed ExportCopy(Site* site, PyObject* tensor);
 Ref CopyTensor(Site* site, PyObject* tensor);
 
-// How often torch wrote to the tensor or a view of it since it was made; 0 in inference mode, where torch
-// does not count; -1 with an exception set on failure.
+// The number of writes to the tensor or its views since it was made; 0 in inference mode, where torch does
+// not count; -1 with an exception set on failure.
 long WritesTo(PyObject* tensor);
 
-// A weak handle on the storage behind a tensor: it outlives neither the storage nor keeps it alive.
+// A weak handle on the storage behind a tensor, which does not keep the storage alive.
 Ref WatchStorage(PyObject* tensor);
-// The same, or nothing for a tensor that is its caller's alone, whose storage goes with it. False with an
-// exception set on failure.
+// The same, or nothing for a tensor that has no holder but its caller, whose storage ends with it. False with
+// an exception set on failure.
 bool Watch(PyObject* tensor, Ref* watched);
-// A tensor as the Function gets it. `span`: its memory if that must not come back, else left empty.
+// The tensor that the Function gets. `span`: its memory if an output must not share it, else left empty.
 Ref ReceiveTensor(Site* site, Ref tensor, const DLTensor& view, Access access, Span* span);
 Ref ReceiveTensor(Site* site, Loan* loan, Access access, Span* span);
-// After the policy has dropped the tensor: learns whether the Function keeps it, and gives what it keeps of
-// the runtime's memory a private copy, behind every view of it. `watched`: what Watch() gave. `access`: how
-// the Function got it; `next`: how it will. `exports`: outputs that are the loan's memory.
+// Call it after the policy has dropped the tensor: determines if the Function keeps it, and moves kept memory
+// of the runtime's to a private copy, for every view of it. `watched`: the result of Watch(). `access`: how
+// the Function got it; `next`: how it will get it. `exports`: outputs that share the loan's memory.
 bool SettleTensor(Site* site, Loan* loan, int exports, PyObject* watched, Access access, Access* next);
 
-// What is known to hold a tensor that a Function returned.
+// The known holders of a tensor that a Function returned.
 struct Holders {
   Py_ssize_t references = 0;       // to the tensor object
   std::vector<PyObject*> tensors;  // others over its storage; borrowed
 };
-// Who has the memory of a tensor that a Function returned.
+// The holders of the memory of a tensor that a Function returned.
 enum class Held {
   kUnknown,    // an exception is set
-  kAlone,      // the tensor: torch allocated it, and no other tensor is over it
-  kByKnown,    // besides none but those that are known
-  kElsewhere,  // somebody else may, such as a closure that will write its next result into it
+  kAlone,      // the tensor: torch allocated the memory, and no other tensor shares it
+  kByKnown,    // only the tensor and the known holders
+  kElsewhere,  // possibly others, such as a closure that will write its next result into it
 };
 Held WhoHolds(PyObject* tensor, const Holders& known);
 
-// Gives a large result as an alias, beside its storage: the tensor itself is then the Function's alone, and
-// the storage tells whether the Function holds on to it. False with an exception set on failure.
+// Returns a large result as an alias, with its storage: the tensor itself then belongs to the Function alone,
+// and the storage shows if the Function holds it. False with an exception set on failure.
 bool GiveAlias(PyObject* value, Managed* managed, Ref* storage);
 
-// Whether what was exported is the tensor's own memory, and no contiguous copy of it.
+// True if the exported memory is the tensor's own, and no contiguous copy of it.
 bool IsOver(PyObject* tensor, const DLTensor& exported);
 
-// Says that the in-place map `kind`={key: value} would save the copy that was just made.
+// Warns that the in-place map `kind`={key: value} would save the copy that was just made.
 bool WarnAlias(Site* site, const char* kind, Py_ssize_t key, Py_ssize_t value);
 
 }  // namespace torch2ort

@@ -33,7 +33,7 @@ bool AddMember(Chain* chain, PyObject* object, PyObject* link) {
     if (before.tensor_outputs->size() != 1 || before.returned != 1) {
       return Complain("every member but the last must have exactly one tensor output");
     }
-    // What passes between two sites has no memory of the runtime's to write to or to hand back.
+    // A tensor that passes between two sites has no memory of the runtime's to write to or to return.
     const InputSpec& linked = (*AsSite(object)->inputs)[static_cast<size_t>(index)];
     if (linked.mapped || linked.mutated) {
       return Complain("links must hold arguments that forward neither writes to nor returns the memory of");

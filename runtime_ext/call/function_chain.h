@@ -13,7 +13,8 @@ struct Member {
   int link;  // index of the tensor argument that is the output of the member before; -1 for the first
 };
 
-// Takes the tensor arguments of all members, in order, but for the links; gives what the last member gives.
+// Expects the tensor arguments of all members, in order, except for the links; returns the outputs of the
+// last member.
 struct Chain {
   PyObject_HEAD PyObject* weak_references;
   PyObject* key;
@@ -26,7 +27,7 @@ bool InitChain(PyObject* module);
 
 inline Chain* AsChain(PyObject* self) { return reinterpret_cast<Chain*>(self); }
 
-// ---- what a node calls: a site or a chain ----
+// ---- the callees of a node: a site or a chain ----
 
 bool IsCallable(PyObject* object);
 std::vector<const InputSpec*> InputsOf(PyObject* callee);

@@ -22,17 +22,17 @@ struct Feed {
 
 struct Run {
   PyObject_HEAD PyObject* undefined;  // set of (site key, argument)
-  PyObject* arrivals;                 // tells for a site key which gradients arrive; null: all
-  PyObject* originals;                // tuple of the tensors that Functions get as they are; null: none
+  PyObject* arrivals;                 // returns for a site key which gradients arrive; null: all
+  PyObject* originals;                // tuple of the tensors that Functions get themselves; null: none
   std::vector<Entry>* entries;
   std::vector<Feed>* feeds;
   std::vector<DLManagedTensor*>* donated;  // null where a backward has taken it
   char keeps;                              // contexts stay for another backward
   char partial;                            // some gradient of the model's outputs is missing
-  size_t cursor;  // where the last context was found: backward visits the sites in about the opposite order
+  size_t cursor;  // where the last context was found: backward visits the sites in nearly the opposite order
 };
 
-// Owned; what is left of it when a thread ends is not freed, as that needs the GIL.
+// Owned; a remaining one is not freed when a thread ends, as that needs the GIL.
 thread_local PyObject* current_run = nullptr;
 
 Run* AsRun(PyObject* self) { return reinterpret_cast<Run*>(self); }
@@ -152,7 +152,7 @@ PyObject* DonateMethod(PyObject* self, PyObject* values) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(capsules.get()); ++i) {
     PyObject* capsule = PyTuple_GetItem(capsules.get(), i);
     auto* tensor = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
-    // Under its new name a capsule does not free its tensor.
+    // Under its new name, a capsule does not free its tensor.
     if (tensor == nullptr || PyCapsule_SetName(capsule, "used_dltensor") != 0) return nullptr;
     AsRun(self)->donated->push_back(tensor);
   }

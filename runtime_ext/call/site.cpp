@@ -8,7 +8,7 @@ PyTypeObject* site_type = nullptr;
 
 namespace {
 
-// The constructor's arguments as given, borrowed.
+// The constructor's arguments, borrowed.
 struct Given {
   PyObject *name, *key, *forward, *setup_context, *backward, *arguments, *tensor_positions, *needs_input_grad;
   PyObject *input_dtypes, *outputs, *tensor_outputs, *output_dtypes, *output_ranks;
@@ -36,7 +36,7 @@ bool ParseInts(PyObject* tuple, std::vector<Py_ssize_t>* values) {
   return true;
 }
 
-// Increasing positions below `limit`, and the inverse: position -> index or -1.
+// Parses increasing positions below `limit`, and builds the inverse: position -> index or -1.
 bool ParsePositions(PyObject* tuple, Py_ssize_t limit, const char* what, std::vector<Py_ssize_t>* positions,
                     std::vector<int>* index) {
   if (!ParseInts(tuple, positions)) return false;
@@ -238,7 +238,7 @@ bool Fill(Site* site, const Given& given) {
          ParseMaps(site, given) && ParseOriginals(site, given) && ParseInputFlags(site, given);
 }
 
-// Every required argument was given; setup_context and what stands after `training` have defaults.
+// Checks that every required argument was given; setup_context and those after `training` have defaults.
 bool CheckGiven(const Given& given) {
   const std::pair<const char*, const void*> required[] = {
       {"name", given.name},

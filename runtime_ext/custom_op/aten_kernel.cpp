@@ -1,5 +1,5 @@
-// Runs one node without Python: the runtime's memory in, an operator of PyTorch, memory of the runtime's or
-// of torch's out.
+// Runs one node without Python: the inputs are in the runtime's memory, an operator of PyTorch runs, and the
+// outputs are in memory of the runtime's or of torch's.
 #include <cstring>
 #include <vector>
 
@@ -10,15 +10,15 @@ namespace torch2ort {
 
 namespace {
 
-// A tensor of torch's as the runtime sees it.
+// A tensor of torch's, as described to the runtime.
 struct Result {
   OwnedTensor tensor;
   DLTensor view{};
   std::vector<int64_t> sizes, strides;
-  bool own = false;  // nobody else has its memory, which lies in the order of its elements
+  bool own = false;  // no other tensor has its memory, which is in the order of its elements
 };
 
-// What the runtime holds of a tensor whose memory it was given.
+// The runtime's handle on a tensor whose memory it was given.
 struct Given : DLManagedTensorVersioned {
   OwnedTensor owner;
 };
@@ -61,7 +61,7 @@ class DirectComputation {
   DLDevice device_{kDLCPU, 0};
   Sizes sizes_;
   size_t given_;
-  SmallArray<DLTensor, 8> inputs_;  // behind those that are given there is room for the result
+  SmallArray<DLTensor, 8> inputs_;  // after the inputs there is room for the result
   std::vector<Result> results_;
 };
 
@@ -85,7 +85,7 @@ bool DirectComputation::Run(OrtStatus** status) {
   return true;
 }
 
-// Has the operator write into the runtime's own memory.
+// Makes the operator write into the runtime's own memory.
 bool DirectComputation::CallToWrite(OrtStatus** status) {
   std::vector<int64_t> sizes;
   if (!SizesOfWritten(plan_, inputs_.data(), &sizes)) return false;
@@ -102,7 +102,7 @@ bool DirectComputation::CallToWrite(OrtStatus** status) {
   return CallOperator(plan_, inputs_.data(), &found);
 }
 
-// Looks at a result; false if it is not what the site was exported with.
+// Describes a result; false if it differs from the site's types.
 bool DirectComputation::Describe(size_t index, Result* result) {
   const TorchAbi& torch = *plan_.torch;
   const OutputSpec& spec = specs_[index];
@@ -127,11 +127,11 @@ bool DirectComputation::Describe(size_t index, Result* result) {
   }
   result->view = {
       data, device_, static_cast<int32_t>(rank), spec.dtype, result->sizes.data(), result->strides.data(), 0};
-  // Zeros that torch keeps no memory for, as the derivative of `sgn` gives: Python knows what to do.
+  // torch allocates no memory for some zeros, such as the derivative of `sgn`: Python handles them.
   return data != nullptr || ElementCount(result->view) == 0;
 }
 
-// An argument's memory is the runtime's already, and what two results share only one of them may have.
+// An argument's memory is the runtime's already, and of two results with one memory, only one may have it.
 void DirectComputation::FindOwners() {
   for (size_t i = 0; i < results_.size(); ++i) {
     Result& result = results_[i];
@@ -178,7 +178,7 @@ OrtStatus* DirectComputation::CopyTo(void* target, const Result& result) {
   return Fail(api_, kernel_.where + ": torch could not copy a result");
 }
 
-// Of what a mask leaves out nobody reads anything.
+// An output that a mask omits is unused.
 OrtStatus* DirectComputation::WriteNothing(size_t index) {
   std::vector<int64_t> sizes(static_cast<size_t>(specs_[index].rank));
   OrtValue* value = nullptr;

@@ -1,4 +1,4 @@
-// Runs one node: tensors in, the call policy, tensors out.
+// Runs one node: reads its inputs, calls the policy, writes its outputs.
 #include <cstring>
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t kDLCUDA = 2;
 
-// Turns gradient recording off, as eager does around a Function's forward, and back on at the end.
+// Disables gradient recording, as eager PyTorch does around a Function's forward, and enables it at the end.
 class NoGrad {
  public:
   NoGrad() {
@@ -37,7 +37,7 @@ class NoGrad {
   bool failed_ = false;
 };
 
-// On CUDA, makes ONNX Runtime's stream torch's current one: both queue their work in it, and nobody waits.
+// On CUDA, makes ONNX Runtime's stream torch's current one: both queue their work on it, without waiting.
 class OnStream {
  public:
   bool Enter(void* stream, int device) {
@@ -63,7 +63,7 @@ class Computation {
  public:
   Computation(const Kernel& kernel, OrtKernelContext* context)
       : kernel_(kernel), api_(kernel.api), context_(context), loans_(kernel.tensors) {
-    // A node without inputs cannot say which device is its own.
+    // The device of a node without inputs is not determined by them.
     if (kernel.on_cuda) device_.device_type = kDLCUDA;
   }
 
@@ -107,8 +107,7 @@ OrtStatus* Computation::EnterStream(OnStream* stream) {
 }
 
 OrtStatus* Computation::CopyOnDevice(const DLTensor& from, const DLTensor& to) {
-  // Both are borrowed for a call that only queues the copy: the stream keeps the order with all that comes
-  // later.
+  // Both are borrowed for a call that only queues the copy: the stream keeps the order with all later work.
   Loan* loans[] = {torch2ort::Lend(from, nullptr, nullptr), torch2ort::Lend(to, nullptr, nullptr)};
   Ref source = Ref::Steal(ImportLoan(loans[0]));
   Ref target = source ? Ref::Steal(ImportLoan(loans[1])) : Ref();
@@ -126,7 +125,7 @@ OrtStatus* Computation::Write(size_t index, const DLTensor& tensor, Managed* gif
     auto rank = static_cast<size_t>(tensor.ndim);
     T2O_RETURN_IF_ERROR(api_->KernelContext_GetOutput(context_, index, tensor.shape, rank, &value));
   }
-  if (value == nullptr || span.size() == 0) return nullptr;  // nobody reads it, or there is nothing to read
+  if (value == nullptr || span.size() == 0) return nullptr;  // the output is unused, or is empty
   if (gift != nullptr && *gift == nullptr) return nullptr;
   T2O_RETURN_IF_ERROR(api_->GetTensorMutableData(value, &target));
   if (tensor.device.device_type != device_.device_type || tensor.device.device_id != device_.device_id) {
@@ -152,9 +151,9 @@ OrtStatus* Computation::Write(size_t index, const DLTensor& tensor, Managed* gif
   return nullptr;
 }
 
-// Writes a result, or gives the runtime its memory where nobody else holds that.
+// Writes a result, or gives the runtime its memory if there is no other holder.
 OrtStatus* Computation::Give(size_t index, Managed* result, Ref* storage) {
-  // The tensor is no more where the runtime has it. The fields of it are still read.
+  // The tensor is destroyed when the runtime gets it, but its fields are read afterwards.
   DLTensor tensor = (*result)->dl_tensor;
   bool give = kernel_.gives_memory && *storage;
   if (give) {
@@ -175,14 +174,14 @@ OrtStatus* Computation::WriteOutputs(std::vector<Managed>* outputs, std::vector<
   return nullptr;
 }
 
-// The sizes of an output that is an input's memory, for the node that gives that memory.
+// Writes the sizes of an output that shares an input's memory, for the node that returns that memory.
 OrtStatus* Computation::WriteSizes(size_t index, const DLTensor& tensor) {
   int64_t rank = tensor.ndim;
   return Write(index, {tensor.shape, device_, 1, {kDLInt, 64, 1}, &rank, nullptr, 0}, nullptr);
 }
 
-// A gradient that is declared to be the memory of an output's gradient, which this node owns. It is not where
-// autograd has no gradient, and zeros are in its place.
+// A gradient that is declared to share the memory of an output's gradient, which this node owns. It does not
+// share it where autograd has no gradient, and zeros replace it.
 OrtStatus* Computation::HandOn(size_t index, const DLTensor& gradient, const DLTensor& memory) {
   Span from = SpanOf(gradient), to = SpanOf(memory);
   if (from.size() > to.size()) {
@@ -196,7 +195,7 @@ OrtStatus* Computation::HandOn(size_t index, const DLTensor& gradient, const DLT
   return WriteSizes(index, gradient);
 }
 
-// One output a tensor argument that needs a gradient.
+// Writes one output per tensor argument that needs a gradient.
 OrtStatus* Computation::WriteGradients(std::vector<Managed>* gradients, std::vector<Ref>* storages) {
   storages->resize(gradients->size());
   size_t index = 0;
@@ -213,7 +212,7 @@ OrtStatus* Computation::WriteGradients(std::vector<Managed>* gradients, std::vec
   return nullptr;
 }
 
-// The first output stands for the context, which inference needs not; its memory must still hold something.
+// The first output represents the context, which inference does not need; its memory must be initialised.
 OrtStatus* Computation::WriteContext() {
   int64_t zero = 0, one = 1;
   DLTensor tensor{&zero, device_, 1, {kDLInt, 64, 1}, &one, nullptr, 0};
@@ -302,8 +301,8 @@ OrtStatus* ComputeKernel(void* object, OrtKernelContext* context) {
   OrtStatus* status = nullptr;
   if (way == Way::kDirect && ComputeDirectly(kernel, context, &status)) return status;
   status = ComputeInPython(kernel, context);
-  // The call policy has seen now that the operator writes to no argument. What fails in C++ alone is not
-  // tried again.
+  // By now, the call policy has determined that the operator writes to no argument. A call that fails only in
+  // C++ is not tried again.
   if (way != Way::kPython && status == nullptr) {
     kernel.way.store(way == Way::kUntried ? Way::kDirect : Way::kPython, std::memory_order_relaxed);
   }

@@ -1,4 +1,4 @@
-// Makes a kernel for one node when a session is made: finds its site, and compares the two.
+// Creates the kernel of one node when a session is created: finds the node's site, and compares the two.
 #include <cstring>
 #include <new>
 #include <vector>
@@ -9,7 +9,7 @@ namespace torch2ort {
 
 namespace {
 
-// A string that ONNX Runtime gives in two steps; empty when it has none.
+// Reads a string that ONNX Runtime returns in two steps; empty if it has none.
 template <typename Get>
 std::string ReadString(const OrtApi* api, Get get) {
   size_t size = 0;
@@ -20,7 +20,7 @@ std::string ReadString(const OrtApi* api, Get get) {
     api->ReleaseStatus(status);
     return {};
   }
-  text.resize(size > 0 ? size - 1 : 0);  // it ends in a NUL
+  text.resize(size > 0 ? size - 1 : 0);  // it ends with a NUL
   return text;
 }
 
@@ -30,7 +30,7 @@ std::string ReadAttribute(const OrtApi* api, const OrtKernelInfo* info, const ch
   });
 }
 
-// Calls the resolver that torch2ort set: it alone decides what a name in a file may stand for.
+// Calls the resolver that torch2ort set: it alone decides which class a name in a file refers to.
 PyObject* Resolve(const std::string& name, const std::string& key, const std::string& description) {
   if (custom_op_config.resolve == nullptr) {
     PyErr_SetString(PyExc_RuntimeError,
@@ -48,7 +48,7 @@ PyObject* Resolve(const std::string& name, const std::string& key, const std::st
   return callee.release();
 }
 
-// The element type of one of the node's tensors, as a status if it is another than the site's.
+// Reads the element type of one of the node's tensors; returns an error status if it differs from the site's.
 OrtStatus* CheckType(const Kernel& kernel, OrtTypeInfo* info, const char* what, size_t index,
                      DLDataType expected) {
   const OrtApi* api = kernel.api;
@@ -75,7 +75,7 @@ OrtStatus* CheckCount(const Kernel& kernel, const char* what, size_t given, size
                               "; export the model again");
 }
 
-// What onnxruntime inferred the outputs from; of a damaged attribute it makes nothing of its own.
+// Checks the attribute from which onnxruntime infers the outputs; onnxruntime ignores a damaged one.
 OrtStatus* CheckAttribute(const Kernel& kernel, const OrtKernelInfo* info, const char* name,
                           bool (*fits)(const OutputSpec&, int64_t)) {
   const OrtApi* api = kernel.api;
@@ -106,7 +106,7 @@ OrtStatus* CheckAttributes(const Kernel& kernel, const OrtKernelInfo* info) {
                         [](const OutputSpec& output, int64_t value) { return value == output.rank; });
 }
 
-// Reads which outputs are an input's memory. Of a node that torch2ort prepared: a file cannot say it.
+// Reads which outputs share an input's memory, for a node that torch2ort prepared: a file cannot contain it.
 OrtStatus* ReadHandedOn(Kernel* kernel, const OrtKernelInfo* info) {
   const OrtApi* api = kernel->api;
   size_t outputs = 0, count = 0;
@@ -114,7 +114,7 @@ OrtStatus* ReadHandedOn(Kernel* kernel, const OrtKernelInfo* info) {
   kernel->handed_on.assign(outputs, false);
   if (!kernel->keeps_errors) return nullptr;
   if (OrtStatus* status = api->KernelInfoGetAttributeArray_int64(info, "handed_on", nullptr, &count)) {
-    api->ReleaseStatus(status);  // the node has no such attribute
+    api->ReleaseStatus(status);  // the node does not have this attribute
     return nullptr;
   }
   std::vector<int64_t> positions(count);
@@ -127,7 +127,7 @@ OrtStatus* ReadHandedOn(Kernel* kernel, const OrtKernelInfo* info) {
   return good ? nullptr : Fail(api, kernel->where + ": its attribute 'handed_on' is of no such node");
 }
 
-// Node and site agree in every type, so that no call has to look at types again.
+// Checks that node and site agree in every type, so no call has to check types again.
 OrtStatus* CheckNode(Kernel* node, const OrtKernelInfo* info) {
   const Kernel& kernel = *node;
   const OrtApi* api = kernel.api;
@@ -156,8 +156,8 @@ OrtStatus* CheckNode(Kernel* node, const OrtKernelInfo* info) {
   return nullptr;
 }
 
-// Of a PythonOpGrad: which outputs of forward have a gradient, and the types of all that crosses. torch2ort
-// made the node in this process, of the site that it calls.
+// Reads, for a PythonOpGrad, which outputs of forward have a gradient, and the types of its tensors.
+// torch2ort created the node in this process, from the site that it calls.
 OrtStatus* BindBackward(Kernel* kernel, const OrtKernelInfo* info) {
   const OrtApi* api = kernel->api;
   const auto& outputs = OutputsOf(kernel->callee);
@@ -239,7 +239,7 @@ OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKerne
 
 void DestroyKernel(void* object) {
   auto* kernel = static_cast<Kernel*>(object);
-  // A session that outlives the interpreter leaves its sites to the end of the process.
+  // A session that outlives the interpreter does not release its sites.
   if (kernel->callee != nullptr && PythonRuns()) {
     Gil gil;
     Py_DECREF(kernel->callee);

@@ -17,10 +17,10 @@ namespace torch2ort {
 // Adds configure_custom_op and take_custom_op_error to the module.
 bool InitCustomOp(PyObject* module);
 
-// How a node is run.
+// The way in which a node runs.
 enum class Way : char {
   kPython,
-  kUntried,  // in Python, as for any first call, and by its DirectCall once that has succeeded
+  kUntried,  // in Python at first, and by its DirectCall once a call has succeeded
   kDirect,
 };
 
@@ -28,22 +28,22 @@ enum class Way : char {
 struct Kernel {
   const OrtApi* api;
   bool has_shape_reference;
-  bool keeps_errors;  // the session's caller asks for them
+  bool keeps_errors;  // the session's caller retrieves the exceptions
   bool on_cuda;
-  bool backward;               // it is a PythonOpGrad
-  bool gives_memory;           // its session may take outputs without a copy
-  bool writes_context;         // somebody may read the first output, which stands for the context
+  bool backward;               // true for a PythonOpGrad
+  bool gives_memory;           // its session may use outputs without a copy
+  bool writes_context;         // the first output, which represents the context, may be read
   std::string where;           // Function and node, for messages
   PyObject* callee = nullptr;  // owned
   PyObject* direct = nullptr;  // owned; a DirectCall beside the callee, or null
   std::atomic<Way> way{Way::kPython};
   std::vector<DLDataType> input_dtypes;
-  size_t tensors = 0;           // that the call takes; some of them may be missing
-  std::vector<size_t> slots;    // which of them each input is
-  std::vector<bool> handed_on;  // by output: it is an input's memory, and the node gives its sizes alone
+  size_t tensors = 0;           // the number of tensors that the call expects; some inputs may be missing
+  std::vector<size_t> slots;    // index of each input's tensor among them
+  std::vector<bool> handed_on;  // by output: it shares an input's memory, and the node writes only its sizes
 };
 
-// What configure_custom_op() was given. All of it lives as long as the process.
+// The arguments of configure_custom_op(). All of them live as long as the process.
 struct CustomOpConfiguration {
   PyObject* resolve = nullptr;
   PyObject* is_grad_enabled = nullptr;
@@ -53,18 +53,18 @@ struct CustomOpConfiguration {
 };
 extern CustomOpConfiguration custom_op_config;
 
-// The table of the runtime that loaded this library, and whether it has the newest of the slots in use.
+// The function table of the runtime that loaded this library, and whether it has the newest slot in use.
 extern const OrtApi* ort_api;
 extern bool has_shape_reference;
 
-// Whether Python code can run: false outside of a Python process and while the interpreter goes away.
+// True if Python code can run: false outside of a Python process and while the interpreter shuts down.
 bool PythonRuns();
 
-// A status that the run, or the making of the session, failed.
+// A status that makes the run, or the creation of the session, fail.
 OrtStatus* Fail(const OrtApi* api, std::string message);
 
-// What `call` returns, or a status of the exception that it throws: none may cross ONNX Runtime's C
-// interface.
+// Returns the result of `call`, or a status for an exception that it throws: no exception may pass through
+// ONNX Runtime's C interface.
 template <typename Call>
 OrtStatus* WithoutExceptions(const OrtApi* api, Call call) {
   try {
@@ -74,24 +74,24 @@ OrtStatus* WithoutExceptions(const OrtApi* api, Call call) {
   }
 }
 
-// A status from the pending exception, which it takes. `keep`: the exception waits for
+// Makes a status from the pending exception, and clears that. `keep`: stores the exception for
 // take_custom_op_error(), which finds it by the number in the message.
 OrtStatus* StatusOfException(const OrtApi* api, const std::string& where, bool keep);
 
-// The exception that waits for the caller of a run with this message, which is then the caller's; empty if
-// there is none.
+// Removes and returns the stored exception of a run with this message; empty if there is none.
 Ref KeptError(const std::string& message);
 
 // Name of the capsules around a session's options.
 constexpr const char* kOptionsName = "torch2ort.session_options";
 
-// DLPack's name for an element type; false for one without.
+// DLPack's code of an element type; false for a type without one.
 bool ToDLDataType(OrtElementType type, DLDataType* dtype);
 
 // ---- outputs without a copy ----
 
-// While it lives, the next memory of the tensor's size that ONNX Runtime asks this thread for is the tensor's
-// own, if the session allocates with the allocator that lend_allocator() gave it. `tensor` may be null.
+// During its lifetime, the next allocation of the tensor's size by ONNX Runtime on this thread returns the
+// tensor's own memory, if the session uses the allocator that lend_allocator() registered. `tensor` may be
+// null.
 class Gift {
  public:
   Gift(Managed* tensor, Span memory);
@@ -106,13 +106,13 @@ class Gift {
   Span memory_;
 };
 
-// Whether sessions that are made now can allocate with it.
+// True if sessions that are created now can use it.
 extern bool allocator_lent;
 
-// Whether nodes may run on CUDA, which nobody has tried: off until try_cuda().
+// True if nodes may run on CUDA, which was not tested on a GPU: false until try_cuda().
 extern bool cuda_tried;
 
-// Memory as that allocator has it, for anybody. Throws if there is none.
+// Allocates memory as that allocator does, for any caller. Throws if there is none.
 void* TakeBlock(size_t size);
 void ReturnBlock(void* data);
 // Gives the memory that waits to be used again back to the system.
@@ -124,40 +124,41 @@ PyObject* WithdrawAllocator(PyObject* module, PyObject*);
 // ---- the callbacks of the operator ----
 
 OrtStatus* InferOutputs(const OrtCustomOp* op, OrtShapeInferContext* context);
-// Element type and rank of each output, from attributes; the first of them stands at position `first`.
+// Sets element type and rank of each output, from attributes; the first of them is output `first`.
 OrtStatus* InferTensors(OrtShapeInferContext* context, size_t first);
-// The same for an only output that has the sizes of the first input.
+// The same for a single output that has the sizes of the first input.
 OrtStatus* InferAsInput(OrtShapeInferContext* context);
 OrtStatus* CreateKernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** out);
 OrtStatus* ComputeKernel(void* object, OrtKernelContext* context);
-// Runs a node by its DirectCall. False if that did not work and nothing was given to the runtime that the
-// Python way could not give again; else `status` is what the run came to.
+// Runs a node by its DirectCall. False if that failed without an effect on the runtime that the call in
+// Python could not repeat; else `status` is the result of the run.
 bool ComputeDirectly(const Kernel& kernel, OrtKernelContext* context, OrtStatus** status);
 // The same for a node whose DirectCall is a fused region.
 bool ComputeRegion(const Kernel& kernel, const CompiledRegion& region, OrtKernelContext* context,
                    OrtStatus** status);
 void DestroyKernel(void* object);
 
-// Sizes that the runtime does not lend, for as long as tensors point to them.
+// Sizes that the runtime does not lend, kept as long as tensors point to them.
 using Sizes = std::vector<std::unique_ptr<int64_t[]>>;
-// The sizes of a value. `by_reference`: the runtime lends them.
+// Reads the sizes of a value. `by_reference`: the runtime lends them.
 OrtStatus* SizesOf(const OrtApi* api, bool by_reference, const OrtValue* value, Sizes* kept,
                    const int64_t** sizes, size_t* rank);
-// An input as it lies in the runtime's memory. `device`: gets its number on CUDA.
+// Reads an input in the runtime's memory. `device`: gets the device's number on CUDA.
 OrtStatus* ReadInput(const Kernel& kernel, OrtKernelContext* context, size_t index, DLDevice* device,
                      Sizes* kept, DLTensor* tensor);
 
-// An operator with one variadic parameter of tensors of any types each way; its maker fills in the rest.
+// An operator with one variadic parameter of tensors of any types for inputs and for outputs; the caller sets
+// the rest.
 OrtCustomOp VariadicOp();
 
-// The operator by which a backward session gets what its forward left for it alone.
+// The operator by which a backward session gets the values that its forward donated.
 OrtCustomOp DonatedOp();
 
-// The operators by which Functions write to an input's memory, and give it as an output's.
+// The operators by which Functions write to an input's memory, and return it as an output's.
 OrtCustomOp OwnedOp();
 OrtCustomOp AliasedOp();
 
-// Hands an early return to the caller.
+// Returns an error to the caller.
 #define T2O_RETURN_IF_ERROR(expression)                    \
   do {                                                     \
     if (OrtStatus* status_ = (expression)) return status_; \

@@ -1,7 +1,7 @@
-// com.microsoft::Donated: a value that a forward session left for this backward session alone.
+// com.microsoft::Donated: a value that a forward session donated to this backward session.
 //
-// What is fed to a session stays alive until its run ends. What a node makes is free after its last reader,
-// so that backward frees activations while it runs.
+// An input of a session stays alive until the run ends. The output of a node is free after its last use, so
+// backward frees activations while it runs.
 #include <cstring>
 #include <new>
 #include <string>
@@ -15,7 +15,7 @@ namespace {
 
 struct Donation {
   const OrtApi* api;
-  size_t index;  // among what the run's forward left
+  size_t index;  // among the values that the run's forward donated
 };
 
 OrtStatus* Create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** out) {
@@ -36,7 +36,7 @@ OrtStatus* Hand(const Donation& donation, OrtKernelContext* context) {
                          DeviceName(value->dl_tensor.device) + ", and a node on the CPU cannot hand it over");
   }
   bool copies = KeepsContexts();
-  // The memory is the runtime's once it has taken it; the sizes are then nobody's.
+  // The memory belongs to the runtime once it has taken it; the sizes then no longer exist.
   DLTensor tensor = value->dl_tensor;
   std::vector<int64_t> sizes(tensor.shape, tensor.shape + tensor.ndim);
   tensor.shape = sizes.data();
@@ -71,7 +71,7 @@ OrtCustomOp DonatedOp() {
   op.GetName = [](const OrtCustomOp*) { return "Donated"; };
   op.GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
   op.GetInputTypeCount = [](const OrtCustomOp*) { return size_t{0}; };
-  // As of PythonOp, the only kind of output whose type ONNX Runtime lets a node say.
+  // As for PythonOp: the only kind of output whose type ONNX Runtime lets a node determine.
   op.GetOutputType = [](const OrtCustomOp*, size_t) { return kOrtUndefined; };
   op.GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return kOrtVariadic; };

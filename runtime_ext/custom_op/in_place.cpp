@@ -1,9 +1,9 @@
-// com.microsoft::Owned and com.microsoft::Aliased: what in-place maps need of ONNX Runtime's memory plan.
+// com.microsoft::Owned and com.microsoft::Aliased: the nodes by which in-place maps become part of ONNX
+// Runtime's memory plan.
 //
-// A Function writes to an argument in what Owned gives: the argument's memory where ONNX Runtime plans
-// nothing else to read it any more, else a copy. What it returns in an argument's memory goes on as what
-// Aliased gives: the same memory, which ONNX Runtime then keeps for both, or a copy where the value leaves
-// the graph.
+// A Function that writes to an argument gets Owned's output: the argument's memory if ONNX Runtime plans no
+// later use of it, else a copy. A result in an argument's memory is passed on as Aliased's output: the same
+// memory, which ONNX Runtime then keeps for both values, or a copy for an output of the graph.
 #include <cstring>
 #include <new>
 #include <vector>
@@ -14,17 +14,17 @@ namespace torch2ort {
 
 namespace {
 
-// Read from this version of an operator on.
+// ONNX Runtime reads the maps of an operator from this version on.
 constexpr uint32_t kReadsMaps = 18;
 
 struct Memory {
   const OrtApi* api;
   bool has_shape_reference;
-  bool takes_sizes;  // it is Aliased, whose second input holds them
+  bool takes_sizes;  // true for Aliased, whose second input contains the sizes
   int64_t item_bytes;
 };
 
-// Whether the tensor of `info`, which it frees, has elements of that type.
+// Checks that the tensor of `info`, which it frees, has elements of that type.
 OrtStatus* CheckType(const OrtApi* api, OrtTypeInfo* info, OrtElementType expected) {
   const OrtTensorTypeAndShapeInfo* tensor = nullptr;
   OrtElementType type = kOrtUndefined;
@@ -55,13 +55,13 @@ OrtStatus* Create(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo*
   return *out == nullptr ? api->CreateStatus(kOrtFail, "torch2ort: no memory for a kernel") : nullptr;
 }
 
-// A value as it lies in the runtime's memory.
+// A value in the runtime's memory.
 struct View {
   const int64_t* sizes = nullptr;
   size_t rank = 0;
   void* data = nullptr;
 
-  // How many elements; less than 0 for sizes that no tensor has.
+  // The number of elements; negative for sizes that no tensor has.
   int64_t Count() const {
     int64_t count = 1;
     for (size_t i = 0; i < rank; ++i) {

@@ -21,20 +21,21 @@ namespace {
 
 constexpr const char* kName = "PythonOp";
 constexpr const char* kGradName = "PythonOpGrad";
-// In files, Functions of the user and operators that torch2ort itself gave to PyTorch's kernels.
+// In files, Functions of the user are in the first domain, and operators that torch2ort itself left to
+// PyTorch's kernels in the second.
 constexpr const char* kDomain = "com.microsoft";
 constexpr const char* kAtenDomain = "org.pytorch.aten";
 constexpr const char* kAtenName = "ATen";
-// Marks options that have the operators already: ONNX Runtime refuses to take them twice.
+// Marks options that have the operators already: ONNX Runtime refuses to register them twice.
 constexpr const char* kRegisteredEntry = "torch2ort.custom_ops";
 constexpr size_t kMaxKeptErrors = 64;
 constexpr const char* kErrorMark = "[torch2ort error ";
-// The options that this thread registered the operators with last.
+// The options for which this thread registered the operators last.
 thread_local OrtSessionOptions* registered_options = nullptr;
 
-// ---- exceptions that wait for the session's caller ----
+// ---- exceptions that are stored for the session's caller ----
 
-// Guarded by the GIL; never destroyed, as the interpreter is gone when statics are.
+// Guarded by the GIL; never destroyed, as statics are destroyed after the interpreter.
 auto& kept_errors = *new std::map<long long, PyObject*>;
 long long error_count = 0;
 
@@ -91,7 +92,7 @@ OrtCustomOp MakeOp(const char* (*name)(const OrtCustomOp*), const char* (*provid
 const char* Cpu(const OrtCustomOp*) { return "CPUExecutionProvider"; }
 const char* Cuda(const OrtCustomOp*) { return "CUDAExecutionProvider"; }
 
-// Both domains with their operators, one a provider; made once, as sessions hold pointers into them.
+// Creates both domains with their operators, one per provider; once, as sessions hold pointers to them.
 OrtStatus* MakeDomains(std::vector<OrtCustomOpDomain*>* domains) {
   static const OrtCustomOp ops[2][2] = {{MakeOp(PythonOpName, Cpu), MakeOp(PythonOpName, Cuda)},
                                         {MakeOp(AtenOpName, Cpu), MakeOp(AtenOpName, Cuda)}};
@@ -135,7 +136,7 @@ PyObject* ConfigureCustomOp(PyObject*, PyObject* args, PyObject* kwargs) {
                                    &given.stream, &given.is_sole_holder)) {
     return nullptr;
   }
-  // For good, with those of an earlier call: a kernel may be using them.
+  // Never released, as well as those of an earlier call: a kernel may be using them.
   for (PyObject* object :
        {given.resolve, given.is_grad_enabled, given.set_grad_enabled, given.stream, given.is_sole_holder}) {
     Py_INCREF(object);
@@ -184,7 +185,7 @@ OrtCustomOp VariadicOp() {
 bool InitCustomOp(PyObject* module) { return PyModule_AddFunctions(module, methods) == 0; }
 
 bool PythonRuns() {
-  // Python 3.13 gave it a public name; the stable ABI of earlier ones has none.
+  // Python 3.13 has a public name for it; the stable ABI of earlier versions has none.
   using Query = int (*)();
   static const Query finalizing = [] {
     void* found = dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
@@ -194,7 +195,7 @@ bool PythonRuns() {
 }
 
 OrtStatus* Fail(const OrtApi* api, std::string message) {
-  // Names in a file may hold a NUL, which would end the message.
+  // Names in a file may contain a NUL, which would end the message.
   std::replace(message.begin(), message.end(), '\0', ' ');
   return api->CreateStatus(kOrtFail, message.c_str());
 }
@@ -216,14 +217,15 @@ Ref KeptError(const std::string& message) {
 
 }  // namespace torch2ort
 
-// What SessionOptions.register_custom_ops_library looks for in a library.
+// The function that SessionOptions.register_custom_ops_library looks up in a library.
 extern "C" __attribute__((visibility("default"))) torch2ort::OrtStatus* RegisterCustomOps(
     torch2ort::OrtSessionOptions* options, const torch2ort::OrtApiBase* base) {
   using namespace torch2ort;
   const OrtApi* api = base->GetApi(kOrtApiVersion);
   if (api != nullptr) {
     ort_api = api;
-    // Not by asking for that table: an older runtime would complain about it on stderr.
+    // The version is parsed instead of asking for the newer table, as an older runtime would report an error
+    // on stderr.
     char* rest = nullptr;
     long major = std::strtol(base->GetVersionString(), &rest, 10);
     long minor = *rest == '.' ? std::strtol(rest + 1, nullptr, 10) : 0;

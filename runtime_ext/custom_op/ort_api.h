@@ -1,8 +1,8 @@
-// The part of ONNX Runtime's C interface that this module uses, declared here so that one binary serves every
-// release: https://onnxruntime.ai/docs/api/c/struct_ort_api.html
+// The part of ONNX Runtime's C interface that this module uses, declared here so that one binary supports
+// every release: https://onnxruntime.ai/docs/api/c/struct_ort_api.html
 //
-// The table of functions is append-only: a function keeps its slot for good. The slots below are those of ORT
-// 1.17 and later, but for the one that says otherwise.
+// The table of functions is append-only: a function keeps its slot. The slots below are those of ORT 1.17 and
+// later, except where noted.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +58,7 @@ enum OrtElementType : int32_t {
   kOrtFloat8E5M2FNUZ = 20,
 };
 
-// The oldest table that has every slot in use but the last, and an OrtCustomOp of the layout below.
+// The oldest table that has every slot in use except the last, and an OrtCustomOp of the layout below.
 constexpr uint32_t kOrtApiVersion = 17;
 constexpr int kOrtMinorOfShapeReference = 24;  // of ORT 1.x
 

@@ -23,23 +23,23 @@ namespace torch2ort {
 namespace {
 
 constexpr size_t kAlignment = 64;
-// ONNX Runtime rounds the sizes that it asks for up; what lies behind a tensor's end it never touches.
+// ONNX Runtime rounds the sizes of its requests up; it never touches memory after a tensor's end.
 constexpr size_t kMaxRounding = 256;
-// Blocks from here on are mapped and used again: on the heap they would lie in the way of torch's own, which
-// then find no hole of their size and get memory that is cold.
+// Blocks of this size on are mapped and reused: on the heap they would fragment the memory of torch's blocks,
+// which would then be allocated in cold memory.
 constexpr size_t kLargeBlock = 1 << 20;
 // Blocks from here on may lie on huge pages, which fault once where others fault 512 times.
 constexpr size_t kHugePage = 1 << 21;
 constexpr size_t kMaxKeptBytes = size_t{1} << 28;
 
-// What this thread offers to the next request.
+// The gift of this thread for the next request.
 thread_local Gift* offered = nullptr;
 
-// Memory that ONNX Runtime holds and that is not the heap's.
+// Memory that ONNX Runtime holds and that is not from the heap.
 struct Held {
-  DLManagedTensorVersioned* tensor;  // somebody else's, or null for a mapped block
+  DLManagedTensorVersioned* tensor;  // owned by another holder, or null for a mapped block
   size_t size;
-  Held* below;  // who holds it for whom: a value that a session gave may be given to another one
+  Held* below;  // the holder below: a value that a session returned may be given to another one
 };
 
 // Mapped memory that is used again. Adjacent free ranges are one range, which serves any smaller request, so
@@ -145,7 +145,7 @@ class Holdings {
     return data;
   }
 
-  // False if the memory is the heap's.
+  // False if the memory is from the heap.
   bool TakeBack(void* data) {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
     Managed tensor;
@@ -163,7 +163,7 @@ class Holdings {
       }
       count_.fetch_sub(1, std::memory_order_relaxed);
     }
-    // Without an interpreter torch could not free it.
+    // Without an interpreter, torch could not free it.
     if (tensor && !PythonRuns()) static_cast<void>(tensor.release());
     return true;
   }
@@ -188,8 +188,8 @@ class Holdings {
   std::atomic<size_t> count_{0};
 };
 
-// Blocks of the heap. Small ones wait for the next request of their size, as the heap is slow with aligned
-// memory. The size is noted in front of each.
+// Blocks of the heap. Small ones are kept for the next request of their size, as the heap is slow for aligned
+// memory. The size is stored before each block.
 class Blocks {
  public:
   void* Get(size_t size) {

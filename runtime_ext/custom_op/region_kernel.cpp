@@ -1,4 +1,4 @@
-// Runs a node that stands for a fused region: memory of the runtime's in and out, no Python and no torch.
+// Runs a node for a fused region: inputs and outputs are in the runtime's memory, without Python and torch.
 #include <algorithm>
 
 #include "custom_op/custom_op.h"
@@ -11,7 +11,7 @@ constexpr size_t kAlignment = 64;
 
 size_t Aligned(size_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Memory for the length of one call.
+// Memory for the duration of one call.
 class Scratch {
  public:
   explicit Scratch(size_t size) : data_(size > 0 ? TakeBlock(size) : nullptr) {}
@@ -57,7 +57,7 @@ class RegionComputation {
   SmallArray<char*, 32> memory_;
 };
 
-// `fits`: whether the library was compiled for tensors of these sizes.
+// `fits`: true if the library was compiled for tensors of these sizes.
 OrtStatus* RegionComputation::ReadInputs(bool* fits) {
   int64_t* next = given_.data();
   for (size_t i = 0; i < region_.inputs.size(); ++i) {
@@ -85,7 +85,7 @@ bool RegionComputation::FitSizes() {
   return std::equal(given_.begin(), given_.end(), numbers_);
 }
 
-// Leaves out those that nobody reads.
+// Skips outputs that are unused.
 OrtStatus* RegionComputation::MakeOutputs() {
   for (size_t i = 0; i < region_.outputs.size(); ++i) {
     const CompiledRegion::Shape& shape = region_.outputs[i];
@@ -114,7 +114,7 @@ bool RegionComputation::Run(OrtStatus** status) {
   if (*status != nullptr || !fits) return *status != nullptr;
   *status = MakeOutputs();
   if (*status != nullptr) return true;
-  // What has no memory yet: outputs that nobody reads, and temporaries.
+  // The remaining tensors need memory: unused outputs, and temporaries.
   size_t first = region_.inputs.size(), count = region_.outputs.size(), total = 0;
   const int64_t* bytes = numbers_ + region_.numbers.size() - region_.temporaries;
   SmallArray<size_t, 16> needed(count + region_.temporaries);

@@ -1,4 +1,4 @@
-// Types and ranks of a node's outputs, for ONNX Runtime's own shape inference.
+// Types and ranks of a node's outputs, for ONNX Runtime's shape inference.
 #include <atomic>
 #include <vector>
 
@@ -61,7 +61,7 @@ OrtStatus* ReadInts(const OrtShapeInferContext* context, const char* name, std::
   const OrtOpAttr* attribute = nullptr;
   T2O_RETURN_IF_ERROR(ort_api->ShapeInferContext_GetAttribute(context, name, &attribute));
   size_t bytes = 0;
-  // Without room it says how much is needed, and fails if that is not nothing.
+  // With no space given, the call returns the size that is needed, and fails unless that is zero.
   OrtStatus* status = ort_api->ReadOpAttr(attribute, kOrtAttributeInts, nullptr, 0, &bytes);
   if (status == nullptr) return nullptr;
   if (bytes == 0) return status;
@@ -70,14 +70,14 @@ OrtStatus* ReadInts(const OrtShapeInferContext* context, const char* name, std::
   return ort_api->ReadOpAttr(attribute, kOrtAttributeInts, values->data(), bytes, &bytes);
 }
 
-// A size without a name counts as the number -1. The names are new ones each time, as sizes of one name are
-// taken to be equal, and memory is reused on that ground.
+// A size without a name would be the number -1. Each call makes a new name, as sizes with equal names are
+// considered equal when memory is reused.
 std::string NewName() {
   static std::atomic<uint64_t> serial{0};
   return "torch2ort_size_" + std::to_string(serial++);
 }
 
-// `known`: names of sizes, empty for one that is a number or has none yet.
+// `known`: names of sizes, empty for a number or a size without a name so far.
 OrtStatus* SetOutput(OrtShapeInferContext* context, size_t index, OrtElementType type,
                      std::vector<int64_t> sizes, std::vector<std::string> known = {}) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
@@ -134,7 +134,7 @@ OrtStatus* InferAsInput(OrtShapeInferContext* context) {
   T2O_RETURN_IF_ERROR(ort_api->ShapeInferContext_GetInputTypeShape(context, 0, &given));
   size_t rank = 0;
   T2O_RETURN_IF_ERROR(ort_api->GetDimensionsCount(given, &rank));
-  // An input without a shape has none here.
+  // An input without a shape has rank 0 here.
   if (types.size() != 1 || static_cast<int64_t>(rank) != ranks[0]) return nullptr;
   std::vector<int64_t> sizes(rank);
   std::vector<const char*> names(rank, "");
@@ -145,7 +145,7 @@ OrtStatus* InferAsInput(OrtShapeInferContext* context) {
 
 OrtStatus* InferOutputs(const OrtCustomOp*, OrtShapeInferContext* context) {
   return WithoutExceptions(ort_api, [&] {
-    // What ONNX Runtime's own schema calls the context.
+    // The context's type and sizes in ONNX Runtime's own schema.
     OrtStatus* status = SetOutput(context, 0, kOrtInt64, {1});
     return status == nullptr ? InferTensors(context, 1) : status;
   });

@@ -14,7 +14,7 @@ std::string Text(PyObject* object) {
   return utf8 == nullptr ? std::string() : std::string(utf8, static_cast<size_t>(size));
 }
 
-// A number that torch tells by the function of that name.
+// A number that torch returns from the function of that name.
 std::optional<Argument> Told(const std::string& function) {
   auto* tell = reinterpret_cast<int32_t (*)()>(FindTorchFunction(function));
   if (tell == nullptr) return std::nullopt;
@@ -83,7 +83,7 @@ std::optional<Argument> ParseTagged(PyObject* tuple, size_t tensors) {
   if (kind == "dtype" || kind == "layout" || kind == "memory_format") {
     return Told("aoti_torch_" + kind + "_" + Text(content));
   }
-  // Beside its kind a device has a number, -1 for the present one.
+  // A device has a kind and an index, which is -1 for the current one.
   if (kind == "device" && Text(content) == "cpu") return Argument::Word(StableValue{0xffffffff});
   return Refuse(tuple);
 }

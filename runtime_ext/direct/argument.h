@@ -1,4 +1,4 @@
-// One argument of an operator of PyTorch, with the tensors that are still to be filled in.
+// One argument of an operator of PyTorch, with placeholders for the call's tensors.
 #pragma once
 
 #include <optional>
@@ -14,11 +14,11 @@ namespace torch2ort {
 struct Argument {
   enum class Kind : char {
     kWord,      // a number, or nothing
-    kTensor,    // a tensor of the call, its dimensions in another order or as they are
+    kTensor,    // a tensor of the call, its dimensions unchanged or in another order
     kSize,      // a size of a tensor of the call, or its negative
     kText,      // a string
     kList,      // the items
-    kOptional,  // the one item, where there may be none
+    kOptional,  // the item, or none
   };
   Kind kind = Kind::kWord;
   StableValue word = 0;
@@ -33,15 +33,16 @@ struct Argument {
   static Argument Number(double number);
 };
 
-// What a Python object stands for, see DirectCall in _native.pyi. Empty with an exception set if it is no
-// argument, or of tensors that the call does not have; without one if this torch cannot take it.
+// Parses the argument that a Python object describes, see DirectCall in _native.pyi. Empty with an exception
+// set if it is no argument, or of a tensor that the call does not have; without one if this torch does not
+// support it.
 std::optional<Argument> ParseArgument(PyObject* object, size_t tensors);
 
-// A tensor over borrowed memory. `order`: of its dimensions; empty as they are. Null if torch refuses.
+// A tensor over borrowed memory. `order`: of its dimensions; empty for the same order. Null if torch refuses.
 TensorHandle Borrow(const TorchAbi& torch, const DLTensor& tensor, const std::vector<int64_t>& order);
 
-// The argument as torch takes it, which owns it afterwards. False if torch refuses; what was made until then
-// is lost, as only want of memory ends here.
+// Converts the argument for torch, which owns it afterwards. False if torch refuses; objects made until then
+// are leaked, as this only happens without memory.
 bool MakeArgument(const TorchAbi& torch, const Argument& argument, const DLTensor* tensors,
                   StableValue* value);
 

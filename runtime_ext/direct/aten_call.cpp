@@ -45,7 +45,7 @@ bool CallByName(const Plan& plan, const DLTensor* tensors, std::vector<OwnedTens
 
 using H = TensorHandle;
 
-// Functions of the C interface by how many tensors and numbers they take.
+// Functions of the C interface by their numbers of tensors and of numbers.
 TorchError CallFunction(const Plan& plan, const std::vector<OwnedTensor>& given, H* result) {
   const std::vector<double>& n = plan.numbers;
   auto tensor = [&](size_t i) { return given[i].get(); };
@@ -105,7 +105,7 @@ bool ParseResults(PyObject* results, Plan* plan) {
   return true;
 }
 
-// Takes the numbers off the end of the arguments.
+// Removes the numbers from the end of the arguments.
 bool ParseFunction(const std::string& function, PyObject* numbers, Plan* plan) {
   for (Py_ssize_t i = 0; i < PyList_Size(numbers); ++i) {
     double number = PyFloat_AsDouble(PyList_GetItem(numbers, i));
@@ -123,7 +123,7 @@ bool ParseFunction(const std::string& function, PyObject* numbers, Plan* plan) {
   return true;
 }
 
-// None, or ("like" or "product", the argument that tells the sizes).
+// None, or ("like" or "product", the argument that determines the sizes).
 bool ParseWritten(PyObject* written, Plan* plan) {
   if (written == Py_None) return true;
   const char* rule = nullptr;
@@ -137,7 +137,7 @@ bool ParseWritten(PyObject* written, Plan* plan) {
   return true;
 }
 
-// The arguments that tell the sizes of a result that is written are tensors.
+// Checks that the arguments that determine the sizes of a written result are tensors.
 bool HasWrittenSizes(const Plan& plan, const WrittenResult& written) {
   size_t last = written.argument + (written.is_product ? 1 : 0);
   bool fits = last < plan.arguments.size() && plan.results.size() == 1 && plan.results[0].order.empty();
@@ -147,7 +147,7 @@ bool HasWrittenSizes(const Plan& plan, const WrittenResult& written) {
   return fits || Complain("no arguments tell the sizes of the result");
 }
 
-// False without an exception where this torch has not what the call needs.
+// False without an exception where this torch does not support the call.
 bool FillPlan(Plan* plan, Site* site, PyObject* arguments, PyObject* results, const std::string& function,
               PyObject* numbers) {
   plan->torch = FindTorchAbi();

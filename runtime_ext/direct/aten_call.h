@@ -11,27 +11,27 @@
 
 namespace torch2ort {
 
-// What one result of the operator becomes.
+// The result of the call for one result of the operator.
 struct DirectResult {
-  bool computed = true;  // or left out by a mask: nobody reads it
+  bool computed = true;  // false for one that a mask omits: it is unused
   std::vector<int64_t> order;
 };
 
-// Beside a site: what the site's forward does, so that it need not be called.
+// A replacement for the call of a site's forward.
 struct DirectCall {
   PyObject_HEAD PyObject* weak_references;
   PyObject* site;
   struct Plan* plan;
 };
 
-// A result that the operator writes into the runtime's own memory: the tensor behind those of the site.
+// A result that the operator writes into the runtime's own memory: the tensor after those of the site.
 struct WrittenResult {
   bool is_product;  // of the matrices in `argument` and the next one; else of the sizes of `argument`
   size_t argument;
 };
 
-// Decided once. The operator is called through torch's dispatcher by its name, or by a function of its own
-// where it takes numbers that the dispatcher's C interface cannot pass.
+// The plan of a call, made once. The operator is called through torch's dispatcher by its name, or by a
+// function of its own if it has numbers that the dispatcher's C interface cannot pass.
 struct Plan {
   const TorchAbi* torch = nullptr;
   std::string name, overload;
@@ -39,9 +39,9 @@ struct Plan {
   std::vector<DirectResult> results;
   void* function = nullptr;
   std::optional<WrittenResult> written;
-  bool grad_mode = false;                // on while the operator runs: its kernel asks for it
-  size_t result_tensor = 0;              // the number of the tensor that is written, behind the site's
-  std::vector<double> numbers;           // the function's last arguments; the tensors stand in `arguments`
+  bool grad_mode = false;                // enabled while the operator runs: its kernel reads it
+  size_t result_tensor = 0;              // the index of the tensor that is written, after the site's
+  std::vector<double> numbers;           // the function's last arguments; its tensors are in `arguments`
   std::optional<CompiledRegion> region;  // a library's function instead of torch's: nothing else is set
 };
 
@@ -50,9 +50,9 @@ bool InitDirectCall(PyObject* module);
 
 inline DirectCall* AsDirectCall(PyObject* self) { return reinterpret_cast<DirectCall*>(self); }
 
-// Calls the operator; no tensor requires a gradient. `tensors`: the site's, and behind them the result of a
-// plan that writes. Gives one tensor a result, or one without handle where the operator left it out; what a
-// plan that writes gives is of no use. False if torch raised.
+// Calls the operator; no tensor requires a gradient. `tensors`: the site's, and after them the result of a
+// plan that writes. Returns one tensor per result, without a handle where the operator omitted it; the
+// tensors of a plan that writes are unused. False if torch raised.
 bool CallOperator(const Plan& plan, const DLTensor* tensors, std::vector<OwnedTensor>* results);
 
 // The sizes of the result of a plan that writes; false if the tensors do not fit each other.

@@ -10,7 +10,7 @@ bool Complain(const char* what) {
   return false;
 }
 
-// Adds a number that is no less than 0, or -1 for one that varies.
+// Adds a non-negative number, or -1 for one that varies.
 bool ParseSize(PyObject* object, std::vector<int64_t>* sizes) {
   long long size = PyLong_AsLongLong(object);
   if (PyErr_Occurred() != nullptr) return false;

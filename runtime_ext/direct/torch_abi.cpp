@@ -22,7 +22,7 @@ bool Find(const char* name, Function** out) {
   return *out != nullptr;
 }
 
-// A number that torch tells by a function without arguments.
+// A number that torch returns from a function without arguments.
 bool FindNumber(const std::string& name, int32_t* out) {
   auto* tell = reinterpret_cast<int32_t (*)()>(FindTorchFunction(name));
   if (tell != nullptr) *out = tell();
@@ -70,7 +70,7 @@ void* FindTorchFunction(const std::string& name) {
   void* library = dlopen(kLibrary, RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
   void* function = dlsym(library, name.c_str());
-  dlclose(library);  // gives back the handle; torch itself holds the library
+  dlclose(library);  // releases the handle; torch itself holds the library
   return function;
 }
 

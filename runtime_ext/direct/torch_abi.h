@@ -1,8 +1,8 @@
-// The C interface of libtorch_cpu that torch keeps for compiled models and extensions, as far as this module
-// uses it: https://docs.pytorch.org/docs/main/notes/libtorch_stable_abi.html
+// The part that this module uses of the C interface of libtorch_cpu, which torch keeps for compiled models
+// and extensions: https://docs.pytorch.org/docs/main/notes/libtorch_stable_abi.html
 //
-// The library is not linked, so that one binary serves every torch version: its functions are looked up in
-// the copy that `import torch` loaded. None of them needs Python or the GIL. Tried on torch 2.11, 2.13
+// The library is not linked, so one binary supports every torch version: its functions are looked up in the
+// copy that `import torch` loaded. None of them needs Python or the GIL. Tested on torch 2.11, 2.13
 // and 2.15.0.
 #pragma once
 
@@ -38,20 +38,20 @@ struct TorchAbi {
   bool (*grad_mode_is_enabled)();
   void (*grad_mode_set_enabled)(bool enabled);
   uint64_t (*version)();
-  // Takes over what the arguments own; the results stand where the arguments stood.
+  // Takes ownership of the arguments; the results replace them on the stack.
   TorchError (*call_dispatcher)(const char* name, const char* overload, StableValue* stack, uint64_t version);
   TorchError (*new_list)(size_t size, StableList** out);
   TorchError (*list_push_back)(StableList* list, StableValue item);
   TorchError (*new_string)(const char* data, size_t size, StableString** out);
-  // From torch 2.13 on; before, `new` is what torch expects.
+  // Available since torch 2.13; before, torch expects `new`.
   TorchError (*new_stable_value)(StableValue** out);
 
   std::vector<std::pair<DLDataType, int32_t>> dtypes;  // torch's numbers
   int32_t strided = 0;
 };
 
-// The interface, or null where something of it is missing. Asked anew until it is found, as torch may be
-// imported later.
+// The interface, or null where a part of it is missing. It is looked up again until it is found, as torch may
+// be imported later.
 const TorchAbi* FindTorchAbi();
 
 // A function of libtorch_cpu, or null.

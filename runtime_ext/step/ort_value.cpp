@@ -9,7 +9,7 @@ namespace torch2ort {
 
 namespace {
 
-// What a method without arguments gives.
+// The result of a method without arguments.
 Ref Asked(PyObject* tensor, PyObject* method) {
   return Ref::Steal(PyObject_CallMethodObjArgs(tensor, method, nullptr));
 }
@@ -23,7 +23,7 @@ OrtElementType ElementTypeOf(DLDataType dtype) {
   return kOrtUndefined;
 }
 
-// The memory that all values of the CPU are in; made once, and kept.
+// The memory of all values on the CPU; created once, and never released.
 const OrtMemoryInfo* CpuMemory() {
   static OrtMemoryInfo* const info = [] {
     OrtMemoryInfo* made = nullptr;
@@ -33,7 +33,7 @@ const OrtMemoryInfo* CpuMemory() {
   return info;
 }
 
-// Sizes and type of a value on the CPU, over its memory. False with an exception set on failure.
+// Describes sizes and type of a value on the CPU, over its memory. False with an exception set on failure.
 bool Describe(const Value& value, std::vector<int64_t>* shape_and_strides, DLTensor* tensor) {
   OrtElementType type = kOrtUndefined;
   const int64_t* sizes = nullptr;
@@ -70,7 +70,7 @@ bool Describe(const Value& value, std::vector<int64_t>* shape_and_strides, DLTen
   return true;
 }
 
-// A value on its way out; `Base` is one of DLPack's two structs.
+// A value that is exported; `Base` is one of DLPack's two structs.
 template <typename Base>
 struct Output : Base {
   ValuePtr value;
@@ -95,13 +95,14 @@ std::unique_ptr<Output<Base>> OutputOf(const ValuePtr& value) {
 
 Value::~Value() {
   if (ort != nullptr) ort_api->ReleaseValue(ort);
-  // Without an interpreter torch could not free it.
+  // Without an interpreter, torch could not free it.
   if (tensor && !PythonRuns()) static_cast<void>(tensor.release());
 }
 
 ValuePtr ValueOf(PyObject* tensor) {
-  // Another tensor of the same memory: the caller's own may get other memory (`tensor.data = ...`). Memory
-  // may hold the numbers with another sign, which DLPack does not tell: that of torch.imag(x.conj()) does.
+  // Another tensor over the same memory, as the caller's may get other memory (`tensor.data = ...`). The
+  // memory may have the negative bit set, which DLPack does not represent: that of torch.imag(x.conj()), for
+  // example.
   static PyObject* const detach = PyUnicode_InternFromString("detach");
   static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
   static PyObject* const resolve_neg = PyUnicode_InternFromString("resolve_neg");
@@ -119,7 +120,7 @@ ValuePtr ValueOf(PyObject* tensor) {
                  DTypeName(given.dtype).c_str());
     return nullptr;
   }
-  // Without elements a tensor may be nowhere, which the runtime takes for no memory at all.
+  // A tensor without elements may have no address, which the runtime would interpret as no memory.
   static char nowhere[64];
   Span span = SpanOf(given);
   void* data = span.size() > 0 ? reinterpret_cast<void*>(span.begin) : nowhere;
@@ -140,7 +141,7 @@ Ref TensorOf(const ValuePtr& value) {
 DLManagedTensor* DonationOf(const ValuePtr& value) { return OutputOf<DLManagedTensor>(value).release(); }
 
 std::string StatusText(OrtStatus* status) {
-  // As onnxruntime's Python package words it.
+  // The wording of onnxruntime's Python package.
   static const char* const names[] = {"SUCCESS",           "FAIL",
                                       "INVALID_ARGUMENT",  "NO_SUCHFILE",
                                       "NO_MODEL",          "ENGINE_ERROR",

@@ -1,4 +1,5 @@
-// Values of ONNX Runtime, with what keeps their memory: PyTorch's tensors on the way in and out of a session.
+// Values of ONNX Runtime with the owner of their memory: PyTorch's tensors as inputs and outputs of a
+// session.
 #pragma once
 
 #include <memory>
@@ -9,10 +10,10 @@
 
 namespace torch2ort {
 
-// A value, shared by all who need its memory.
+// A value, shared by all users of its memory.
 struct Value {
   OrtValue* ort = nullptr;
-  Managed tensor;  // whose memory it is; empty for memory of the runtime's own
+  Managed tensor;  // the tensor whose memory it is; empty for memory of the runtime's own
 
   Value() = default;
   Value(const Value&) = delete;
@@ -25,16 +26,16 @@ using ValuePtr = std::shared_ptr<Value>;
 // exception set on failure.
 ValuePtr ValueOf(PyObject* tensor);
 
-// A tensor of torch's over a value's memory, a holder of the value. Empty with an exception set on failure.
+// A tensor of torch's over a value's memory, which holds the value. Empty with an exception set on failure.
 Ref TensorOf(const ValuePtr& value);
 
 // The same for another session; null with an exception set on failure.
 DLManagedTensor* DonationOf(const ValuePtr& value);
 
-// Sets RuntimeError with what the runtime says, as onnxruntime's Python package words it, and takes the
-// status; false if it is one of failure.
+// Sets RuntimeError with the runtime's message, in the wording of onnxruntime's Python package, and releases
+// the status; false if it is an error.
 bool Succeeded(OrtStatus* status);
-// The text of a status, which it takes.
+// The text of a status, which it releases.
 std::string StatusText(OrtStatus* status);
 
 }  // namespace torch2ort

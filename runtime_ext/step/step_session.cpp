@@ -14,7 +14,7 @@ namespace {
 PyTypeObject* half_type = nullptr;
 PyTypeObject* kept_type = nullptr;
 
-// What one half leaves for the other.
+// The values that one half saves for the other.
 struct Kept {
   PyObject_HEAD std::vector<ValuePtr>* values;
 };
@@ -30,7 +30,7 @@ void KeptDealloc(PyObject* self) {
 
 Py_ssize_t KeptLength(PyObject* self) { return static_cast<Py_ssize_t>(AsKept(self)->values->size()); }
 
-// The environment that the process's sessions share. For good, as sessions stand on it.
+// The environment that the process's sessions share. It is never released, as sessions depend on it.
 OrtEnv* Environment() {
   static OrtEnv* const environment = [] {
     OrtEnv* made = nullptr;
@@ -39,7 +39,7 @@ OrtEnv* Environment() {
   return environment;
 }
 
-// The value of a weight, for as long as that is where it was.
+// The cached value of a weight, valid as long as the weight's memory is the same.
 struct Weight {
   uintptr_t address = 0;
   std::vector<int64_t> shape;
@@ -57,7 +57,7 @@ struct State {
   OrtSession* session = nullptr;
   std::vector<std::string> inputs, outputs;
   std::vector<const char*> input_names, output_names;
-  // What is fed behind the values that are kept: positions of tensors, or the number below it of a constant.
+  // The feeds after the values that the other half saved: positions of tensors, or ~i for constant i.
   std::vector<long> sources;
   std::vector<ValuePtr> constants;
   size_t varying = 0;
@@ -79,7 +79,7 @@ struct Half {
 
 State& StateOf(PyObject* self) { return *reinterpret_cast<Half*>(self)->state; }
 
-// ---- made ----
+// ---- creation ----
 
 bool ReadNames(PyObject* given, std::vector<std::string>* names, std::vector<const char*>* pointers) {
   Ref items = Ref::Steal(PySequence_Tuple(given));
@@ -120,7 +120,7 @@ bool ReadSources(PyObject* given, State* state) {
   return true;
 }
 
-// No position leaves what it is a position in.
+// Checks that every position is in its range.
 bool CheckPositions(const State& state) {
   auto in = [](const std::vector<long>& positions, long low, size_t count) {
     return std::all_of(positions.begin(), positions.end(),
@@ -148,7 +148,7 @@ bool MakeSession(State* state, OrtSessionOptions* options, PyObject* model) {
     return false;
   }
   OrtStatus* status = nullptr;
-  // The kernels of nodes ask Python for their sites.
+  // The kernels of nodes call Python for their sites.
   PyThreadState* thread = PyEval_SaveThread();
   status = path != nullptr ? ort_api->CreateSession(environment, path, options, &state->session)
                            : ort_api->CreateSessionFromArray(environment, data, static_cast<size_t>(size),
@@ -221,7 +221,8 @@ ValuePtr Fed(State* state, size_t position, PyObject* tensor) {
   return value;
 }
 
-// What is fed: what the other half kept, then tensors and constants. False with an exception set on failure.
+// Collects the feeds: the values that the other half saved, then tensors and constants. False with an
+// exception set on failure.
 bool ReadFeeds(State* state, PyObject* kept, PyObject* tensors, std::vector<ValuePtr>* feeds) {
   if (kept != Py_None) *feeds = *AsKept(kept)->values;
   Ref items = Ref::Steal(PySequence_Tuple(tensors));
@@ -256,7 +257,7 @@ bool ReadFeeds(State* state, PyObject* kept, PyObject* tensors, std::vector<Valu
   return false;
 }
 
-// What is set while a session runs: the run whose contexts Functions find, and that autograd records nothing.
+// The state while a session runs: the current run with the contexts of Functions, and autograd is disabled.
 class Running {
  public:
   explicit Running(PyObject* run) {
@@ -286,7 +287,7 @@ class Running {
   bool good_ = false;
 };
 
-// Raises what a Function raised in the failed run, as the same object, or what the runtime says.
+// Raises the exception of a Function in the failed run, as the same object, or the runtime's message.
 void RaiseFailure(OrtStatus* status) {
   std::string text = StatusText(status);
   Ref raised = KeptError(text);

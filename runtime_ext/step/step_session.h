@@ -1,4 +1,4 @@
-// A session over one half of a training step, between PyTorch's tensors and what goes on to the other half.
+// A session over one half of a training step, between PyTorch's tensors and the values of the other half.
 #pragma once
 
 #include "python.h"

@@ -1,7 +1,7 @@
-// The DLPack 1.x binary interface, as far as this module uses it:
+// The part of the DLPack 1.x binary interface that this module uses:
 // https://dmlc.github.io/dlpack/latest/c_api.html
 //
-// Declared here and not taken from torch so that one binary serves every torch version; the layouts are
+// Declared here and not taken from torch so that one binary supports every torch version; the layouts are
 // frozen for major version 1.
 #pragma once
 
@@ -52,7 +52,7 @@ struct DLTensor {
   uint64_t byte_offset;
 };
 
-// Before DLPack 1.0: what onnxruntime passes in capsules named "dltensor".
+// DLPack before 1.0: the struct that onnxruntime passes in capsules named "dltensor".
 struct DLManagedTensor {
   DLTensor dl_tensor;
   void* manager_ctx;

@@ -40,7 +40,7 @@ Loan* LendVersioned(DLManagedTensorVersioned* tensor) {
 PyObject* ImportLoan(Loan* loan) {
   loan->Hold();
   void* tensor = nullptr;
-  // On failure it is not said whether torch ran the deleter: the memory is leaked rather than freed twice.
+  // On failure, it is unknown whether torch ran the deleter: the memory is leaked rather than freed twice.
   if (config.exchange->managed_tensor_to_py_object_no_sync(loan, &tensor) != 0) return nullptr;
   return static_cast<PyObject*>(tensor);
 }
@@ -120,7 +120,7 @@ Ref Zeros(const int64_t* shape, int32_t rank, DLDataType dtype, DLDevice device)
 
 namespace {
 
-// Sizes beside a zero may be any: their product, which then counts nothing, need not be a number.
+// Beside a zero, the other sizes are arbitrary: their product may overflow.
 bool IsEmpty(const DLTensor& tensor) {
   return std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;
 }
@@ -217,7 +217,7 @@ std::string ShapeText(const int64_t* shape, int32_t rank) {
 
 std::string DeviceName(DLDevice device) {
   if (device.device_type == kDLCPU) return "cpu";
-  constexpr int32_t kCuda = 2, kRocm = 10;  // torch calls both by one name
+  constexpr int32_t kCuda = 2, kRocm = 10;  // torch uses one name for both
   return (device.device_type == kCuda || device.device_type == kRocm
               ? "cuda:"
               : "DLPack device type " + std::to_string(device.device_type) + ", number ") +

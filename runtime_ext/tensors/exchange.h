@@ -9,7 +9,7 @@
 
 namespace torch2ort {
 
-// What configure() was given. All of it lives as long as the process.
+// The arguments of configure(). All of them live as long as the process.
 struct Configuration {
   const DLPackExchangeAPI* exchange = nullptr;
   PyTypeObject* tensor_type = nullptr;
@@ -22,33 +22,33 @@ struct Configuration {
 };
 extern Configuration config;
 
-// False with RuntimeError set when configure() was not called yet.
+// False with RuntimeError set if configure() was not called yet.
 bool CheckConfigured();
 
 inline bool IsTensor(PyObject* object) { return PyObject_TypeCheck(object, config.tensor_type); }
 
 // Memory of a runtime, lent to torch for as long as torch holds the storage made from it.
 //
-// Counts its holders: torch's storage (once imported), the call policy, and outputs that are declared to be
-// an input's memory. The last to leave gives the memory back to its owner. The count therefore says, after
-// the policy has dropped every tensor it made, whether the Function still holds the memory: through a saved
+// Counts its holders: torch's storage (once imported), the call policy, and outputs that are declared to
+// share an input's memory. The last holder returns the memory to its owner. Once the policy has dropped every
+// tensor that it made, the count therefore shows if the Function still holds the memory: through a saved
 // tensor, an attribute, a view, a global, or an autograd graph.
 struct Loan : DLManagedTensorVersioned {
   std::atomic<int> holders;
   void* owner;
   void (*give_back)(void* owner);
-  // The memory is the caller's own: it stays as it is for as long as the loan is held.
+  // The memory is the caller's own: it does not change as long as the loan is held.
   bool lasting = false;
 
   void Hold() { holders.fetch_add(1, std::memory_order_relaxed); }
   void Drop();
-  // The owner takes the memory back after the call, whoever holds the loan.
+  // The owner takes the memory back after the call, even if the loan has holders.
   bool borrowed() const { return give_back == nullptr; }
   int holder_count() const { return holders.load(std::memory_order_acquire); }
 };
 
-// A loan with one holder, the caller. `give_back(owner)` may run on any thread, without the GIL; null says
-// that the memory is only borrowed for the length of the call.
+// A loan with one holder, the caller. `give_back(owner)` may run on any thread, without the GIL; null means
+// that the memory is only borrowed for the duration of the call.
 Loan* Lend(const DLTensor& tensor, void* owner, void (*give_back)(void* owner));
 Loan* LendVersioned(DLManagedTensorVersioned* tensor);
 // A lasting loan of memory that `feed`, a torch tensor, keeps alive. Null with an exception set on failure.
@@ -57,7 +57,7 @@ Loan* LendFeed(const DLTensor& tensor, PyObject* feed);
 // A tensor over the loan's memory: torch becomes a holder. Null with an exception set on failure.
 PyObject* ImportLoan(Loan* loan);
 
-// The loan's memory as an output of its own: the runtime that takes it becomes a holder of the loan.
+// The loan's memory as an output of its own: the runtime that gets it becomes a holder of the loan.
 DLManagedTensorVersioned* ExportLoan(Loan* loan, const DLTensor& view);
 
 // An owned exchange struct.
@@ -74,7 +74,7 @@ Ref ImportManaged(Managed tensor);
 // Zeros of the given shape, on `device`. Empty with an exception set on failure.
 Ref Zeros(const int64_t* shape, int32_t rank, DLDataType dtype, DLDevice device);
 
-// Bytes [begin, end) that a tensor's elements lie in; empty for a tensor without elements.
+// The bytes [begin, end) of a tensor's elements; empty for a tensor without elements.
 struct Span {
   uintptr_t begin = 0;
   uintptr_t end = 0;
@@ -98,11 +98,11 @@ inline bool IsFloating(DLDataType dtype) {
   return dtype.code == kDLFloat || dtype.code == kDLBfloat || dtype.code >= kDLFloat8_e4m3fn;
 }
 
-// dtype names as torch spells them ("float32"); false with ValueError set for an unknown name.
+// Parses dtype names in torch's spelling ("float32"); false with ValueError set for an unknown name.
 bool ParseDType(PyObject* name, DLDataType* dtype);
 std::string DTypeName(DLDataType dtype);
 std::string ShapeText(const int64_t* shape, int32_t rank);
-// As torch spells it: "cpu", "cuda:0".
+// The name in torch's spelling: "cpu", "cuda:0".
 std::string DeviceName(DLDevice device);
 
 }  // namespace torch2ort

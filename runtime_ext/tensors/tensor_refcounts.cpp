@@ -11,19 +11,19 @@ namespace {
 
 using Address = const char*;
 
-// Distances in bytes. Torch's objects that are looked at have at least kLooked bytes.
+// Distances in bytes. The objects of torch that are read have at least kLooked bytes.
 constexpr size_t kLooked = 64;
 struct Layout {
-  size_t tensor;   // in a Python tensor: the address of torch's own
-  size_t storage;  // in that: the address of its storage
-  size_t count;    // in both: how many hold it, four bytes
+  size_t tensor;   // in a Python tensor: the address of torch's own tensor
+  size_t storage;  // in that tensor: the address of its storage
+  size_t count;    // in both: the number of references, four bytes
   size_t data;     // in a storage: the address of the memory
   size_t free;     // in a storage: the function that frees it
 };
-// The same of what counts the writes to a tensor.
+// The layout of the counter of writes to a tensor.
 struct CounterLayout {
   size_t counter;  // in torch's own tensor: the address of the counter
-  size_t writes;   // in that: the count, four bytes
+  size_t writes;   // in the counter: the count, four bytes
 };
 
 bool known = false;
@@ -44,10 +44,10 @@ uint32_t CountAt(Address object, size_t distance) {
 
 Address AddressOf(PyObject* object) { return reinterpret_cast<Address>(object); }
 
-// A tensor of the trial, and what torch says of it.
+// A tensor of the trial, with torch's answers about it.
 struct Sample {
   PyObject* tensor;  // borrowed
-  Ref handle;        // on its storage, which counts as one more holder
+  Ref handle;        // on its storage, which counts as one more reference
   Address impl, storage, data;
 };
 
@@ -72,7 +72,7 @@ bool Ask(PyObject* tensors, std::vector<Sample>* samples) {
   return true;
 }
 
-// The first distance in [from, to) at which `holds` is true of every sample; `to` if there is none.
+// The first distance in [from, to) at which `holds` is true for every sample; `to` if there is none.
 template <typename Holds>
 size_t Find(const std::vector<Sample>& samples, size_t from, size_t to, size_t step, Holds holds) {
   for (size_t distance = from; distance + step <= to; distance += step) {
@@ -83,8 +83,8 @@ size_t Find(const std::vector<Sample>& samples, size_t from, size_t to, size_t s
   return to;
 }
 
-// Whether the number at a distance of a sample's storage goes up and down with the tensors that hold it, and
-// that of its tensor with those that hold that. -1 with an exception set.
+// Tests that the number at a distance of a sample's storage changes with the tensors that hold the storage,
+// and that of its tensor with the references to the tensor. -1 with an exception set.
 int Counts(const Sample& sample, size_t distance, PyObject* use_count) {
   auto counted = [&](uint32_t more) {
     if (use_count == Py_None) return 1;
@@ -95,7 +95,7 @@ int Counts(const Sample& sample, size_t distance, PyObject* use_count) {
     return static_cast<int>(expected == static_cast<long>(CountAt(sample.storage, distance)) &&
                             expected == 2 + more);
   };
-  // The tensor and the handle.
+  // The references are the tensor and the handle.
   if (CountAt(sample.storage, distance) != 2 || CountAt(sample.impl, distance) != 1) return 0;
   {
     Ref first = Ref::Steal(PyObject_CallMethod(sample.tensor, "detach", nullptr));
@@ -106,7 +106,7 @@ int Counts(const Sample& sample, size_t distance, PyObject* use_count) {
     if (same != 1) return same;
   }
   {
-    // A view holds the tensor that it was made of.
+    // A view holds its base.
     Ref view = Ref::Steal(PyObject_CallMethod(sample.tensor, "view", "i", -1));
     if (!view) return -1;
     if (CountAt(sample.storage, distance) != 3 || CountAt(sample.impl, distance) != 2) return 0;
@@ -129,7 +129,8 @@ int Try(const std::vector<Sample>& own, const std::vector<Sample>& foreign, size
            [](const Sample& s, size_t distance) { return PointerAt(s.storage, distance) == s.data; });
   if (found.tensor == tensor_size || found.storage == kLooked || found.data == kLooked - 2 * sizeof(Address))
     return 0;
-  // The memory, what frees it and what that is told lie side by side, in an order that is the C++ library's.
+  // The memory, its deleter and the deleter's argument are adjacent, in an order that depends on the C++
+  // library.
   size_t next = found.data + sizeof(Address), end = next + 2 * sizeof(Address);
   auto of_torch = [&](size_t distance) { return PointerAt(own.front().storage, distance); };
   found.free = Find(own, next, end, sizeof(Address), [&](const Sample& s, size_t distance) {
@@ -157,8 +158,8 @@ int Try(const std::vector<Sample>& own, const std::vector<Sample>& foreign, size
   return 0;
 }
 
-// Whether at a distance of a sample's tensor lies the address of what counts the writes to it: a detached
-// tensor has the same, `data` one of its own. -1 with an exception set.
+// Tests that the address at a distance of a sample's tensor is that of the counter of writes: a detached
+// tensor has the same counter, `data` has one of its own. -1 with an exception set.
 int HasCounter(const Sample& sample, size_t distance) {
   Address counter = PointerAt(sample.impl, distance);
   if (counter == nullptr || counter == sample.storage) return 0;
@@ -172,7 +173,7 @@ int HasCounter(const Sample& sample, size_t distance) {
   return of(detached) == counter && other != counter && other != nullptr ? 1 : 0;
 }
 
-// Whether the number in there is what torch says, now and after each of two writes. -1 with an exception set.
+// Tests that the number in it is torch's, now and after each of two writes. -1 with an exception set.
 int CountsWrites(const Sample& sample, const CounterLayout& place) {
   for (int written = 0; written <= 2; ++written) {
     if (written > 0 && !Ref::Steal(PyObject_CallMethod(sample.tensor, "zero_", nullptr))) return -1;
@@ -186,9 +187,9 @@ int CountsWrites(const Sample& sample, const CounterLayout& place) {
   return 1;
 }
 
-// Finds where writes are counted, given the rest of the layout. False with an exception set.
+// Finds the counter of writes, given the rest of the layout. False with an exception set.
 bool FindWrites(const std::vector<Sample>& samples) {
-  // Behind the functions of a counter and how many hold it.
+  // After the counter's functions and its number of references.
   constexpr size_t kFrom = 8, kTo = 24;
   for (size_t distance = 0; distance < kLooked; distance += sizeof(Address)) {
     int all = 1;

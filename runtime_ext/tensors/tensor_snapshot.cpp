@@ -60,13 +60,13 @@ struct Note {
 
 struct Noted {
   PyObject_HEAD PyObject* tensors;  // a tuple
-  PyObject* writes_of;              // asks for what torch counts, where that is not known here
+  PyObject* writes_of;              // returns torch's count of writes, where it is not known here
   std::vector<Note>* notes;
 };
 
 Noted* AsNoted(PyObject* self) { return reinterpret_cast<Noted*>(self); }
 
-// Where a tensor begins now: nowhere, if its memory was freed.
+// The present address of a tensor: null if its memory was freed.
 const void* AddressOf(PyObject* tensor) {
   DLTensor view;
   if (config.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0)
@@ -75,7 +75,7 @@ const void* AddressOf(PyObject* tensor) {
   return nullptr;
 }
 
-// How often torch wrote to a tensor; -1 with an exception set on failure.
+// The number of writes by torch to a tensor; -1 with an exception set on failure.
 long long WritesOf(PyObject* self, PyObject* tensor) {
   long counted = CountedWrites(tensor);
   if (counted >= 0) return counted;
@@ -129,8 +129,8 @@ void NotedDealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-// What `add` makes of each of the tensors at `positions`: an object for the list, nothing, or false with an
-// exception set.
+// Collects the results of `add` for each of the tensors at `positions`: an object for the list, nothing, or
+// false with an exception set.
 template <typename Add>
 PyObject* Among(PyObject* self, PyObject* positions, Add add) {
   Ref asked = Ref::Steal(PySequence_Tuple(positions));

@@ -1,5 +1,4 @@
-// What a step notes of the tensors it is given: the form that its graph was chosen by, and who wrote to them
-// since.
+// The properties that a step notes of its tensors: the form by which its graph was chosen, and later writes.
 #pragma once
 
 #include "python.h"

@@ -117,8 +117,8 @@ def test_a_provider_that_nobody_asked_to_try_is_refused_when_a_module_is_made() 
         torch2ort.ORTModule(torch.nn.Linear(2, 2), options=Options(providers=[CUDA]))
     assert str(caught.value) == (
         "Option 'providers' names 'CUDAExecutionProvider'; an ORTModule has run there on an emulated device "
-        "only, not on a GPU yet: call torch2ort.runtime.stock.try_cuda() and compare with eager. What "
-        "torch2ort.export gives runs on any provider"
+        "only, not on a GPU yet: call torch2ort.runtime.stock.try_cuda() and compare with eager. A model of "
+        "torch2ort.export runs on any provider"
     )
 
 

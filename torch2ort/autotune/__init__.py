@@ -1,1 +1,1 @@
-"""The fastest way to compute each operator, measured on this machine."""
+"""The fastest way to compute each operator, by measurement on this machine."""

@@ -1,6 +1,6 @@
-"""The table of alternatives: who can do an operator of a half besides him whom the rule names.
+"""The table of alternatives: other ways to compute an operator of a half than the rule's.
 
-All of them are exact to eager PyTorch within rounding. A measurement chooses among them and the rule.
+All of them are equal to eager PyTorch within rounding. A measurement chooses among them and the rule's way.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ aten = torch.ops.aten
 
 
 class Rewriting:
-    """What is changed of a half, so that its operators run otherwise than by the rule.
+    """Changes to a half that make its operators run in another way than by the rule.
 
     Args:
-        graph: of the half; changed in place.
+        graph: the half's graph; changed in place.
 
     Attributes:
-        graph: as given.
-        in_onnx: signatures of operators that ONNX Runtime does, against the rule.
+        graph: the half's graph.
+        in_onnx: signatures of operators that ONNX Runtime computes, against the rule.
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
@@ -39,35 +39,35 @@ class Rewriting:
 
     @property
     def sites(self) -> list[Site]:
-        """Calls of PyTorch's kernels, which live as long as somebody holds them."""
+        """Calls of PyTorch's kernels, which the caller must keep alive."""
         return self._maker.sites
 
     def to_kernel(self, node: torch.fx.Node, *, any_order: bool = False) -> None:
-        """Let PyTorch's kernel do an operator.
+        """Replace an operator by a call of PyTorch's kernel.
 
         Args:
             node: the operator.
-            any_order: whether the kernel reads tensors with their dimensions in any order.
+            any_order: whether the kernel accepts tensors with their dimensions in any order.
         """
         self._maker.replace(node, any_order=any_order)
 
     def to_onnx(self, node: torch.fx.Node) -> None:
-        """Let ONNX Runtime's operator do it."""
+        """Mark an operator to be computed by ONNX Runtime's operator."""
         self.in_onnx.add(signature(node))
 
 
 class _Parts:
-    """Inserts operators in front of another one, which they stand for.
+    """Insertion of operators before another one, which they replace.
 
     Args:
-        node: the other one.
+        node: the operator that is replaced.
     """
 
     def __init__(self, node: torch.fx.Node) -> None:
         self._node = node
 
     def __call__(self, target: Any, *args: Any) -> torch.fx.Node:
-        """A call of an operator."""
+        """Insert a call of an operator."""
         with self._node.graph.inserting_before(self._node):
             made = self._node.graph.call_function(target, args)
         made.meta = origin_of(self._node)
@@ -76,15 +76,15 @@ class _Parts:
 
 
 def _in_parts(function: Callable[..., torch.fx.Node]) -> Callable[[Rewriting, torch.fx.Node], None]:
-    """What replaces an operator with one result by others.
+    """Return the function that replaces an operator with one result by other operators.
 
     Args:
-        function: from what inserts operators and the arguments to the result.
+        function: from a :class:`_Parts` and the operator's arguments to the result.
     """
 
     def rewrite(rewriting: Rewriting, node: torch.fx.Node) -> None:
         if node.kwargs:
-            # Factors, or a type for the result.
+            # Factors, or a dtype of the result.
             raise NotPossibleError
         result = function(_Parts(node), *node.args)
         node.replace_all_uses_with(result)
@@ -94,7 +94,7 @@ def _in_parts(function: Callable[..., torch.fx.Node]) -> Callable[[Rewriting, to
 
 
 def _turned(call: _Parts, left: torch.fx.Node, right: torch.fx.Node) -> torch.fx.Node:
-    """``(right.T @ left.T).T``."""
+    """Compute ``(right.T @ left.T).T``."""
     product = aten.mm.default if left.meta["val"].dim() == 2 else aten.bmm.default
     left, right = (call(aten.transpose.int, matrix, -2, -1) for matrix in (left, right))
     return call(aten.transpose.int, call(product, right, left), -2, -1)
@@ -123,7 +123,7 @@ def _of_log_softmax(
 
 
 def _silu(call: _Parts, input: torch.fx.Node) -> torch.fx.Node:
-    # As eager PyTorch has it. ONNX Runtime's Sigmoid is zero for numbers that are not that far below zero.
+    # As in eager PyTorch. ONNX Runtime's Sigmoid is zero already for moderate negative numbers.
     below = call(aten.exp.default, call(aten.neg.default, input))
     return call(aten.div.Tensor, input, call(aten.add.Tensor, below, 1))
 
@@ -142,7 +142,7 @@ def _transposed(rewriting: Rewriting, node: torch.fx.Node) -> None:
     """Compute the gradient of a convolution's input as a transposed convolution, the others as before.
 
     Raises:
-        NotPossibleError: it is not asked for, or the convolution is a transposed one.
+        NotPossibleError: it is not requested, or the convolution is a transposed one.
     """
     gradient, input, weight, _, stride, padding, dilation, is_transposed, _, groups, mask = node.args
     if is_transposed or not cast("list[bool]", mask)[0]:
@@ -150,7 +150,7 @@ def _transposed(rewriting: Rewriting, node: torch.fx.Node) -> None:
     if len({len(cast("list[int]", sizes)) for sizes in (stride, padding, dilation)}) > 1:
         raise NotPossibleError  # one number for all dimensions
     size, kernel, given = (cast(torch.fx.Node, n).meta["val"].shape[2:] for n in (input, weight, gradient))
-    # Of the last positions that no window reaches.
+    # The number of last positions that no window reaches.
     more = [
         size[d] - ((given[d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (kernel[d] - 1) + 1)  # type: ignore[index, operator]
         for d in range(len(size))
@@ -167,7 +167,7 @@ def _transposed(rewriting: Rewriting, node: torch.fx.Node) -> None:
 
 
 def _stand_for(node: torch.fx.Node, number: int, instead: torch.fx.Node) -> None:
-    """Let a value stand for one of several results."""
+    """Replace one of an operator's several results by another value."""
     for user in list(node.users):
         if user.target is operator.getitem and user.args[1] == number:
             user.replace_all_uses_with(instead)
@@ -175,7 +175,7 @@ def _stand_for(node: torch.fx.Node, number: int, instead: torch.fx.Node) -> None
 
 
 class NotPossibleError(Exception):
-    """An alternative does not compute this call."""
+    """An alternative cannot compute this call."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +183,10 @@ class Alternative:
     """Another way to compute an operator.
 
     Attributes:
-        name: what it is kept by.
-        words: the same in a sentence: "it runs ...".
-        rewrite: takes the rewriting of a graph and the operator in it; may raise :class:`NotPossibleError`,
-            with nothing changed.
+        name: the key of its measured time.
+        words: its description in a sentence: "it runs ...".
+        rewrite: called with the rewriting of a graph and the operator in it; may raise
+            :class:`NotPossibleError`, with nothing changed.
     """
 
     name: str
@@ -209,13 +209,14 @@ TRANSPOSED = Alternative(
     "transposed", "with ONNX Runtime's ConvTranspose for the input's gradient", _transposed
 )
 
-# Left out, as they lost wherever they were measured: PyTorch's kernels of what goes over its input once (add,
-# mul, relu, exp, where, cat), which ONNX Runtime does in half of the time; LayerNorm (1.05 to 2.5 times) and
-# powers (1 to 11 times) in ONNX Runtime; a call for each gradient of a convolution (0.97 to 1.1). In parts in
-# ONNX Runtime: the derivatives of BatchNorm, LayerNorm, GELU and a look-up, which PyTorch has in one kernel
-# (1.1 to 5 times), and attention (0.96 to 1.5 times), whose operator in ONNX Runtime does not give what
-# backward reads. A recurrent net is oneDNN's in PyTorch, and ONNX Runtime's has no derivative. GroupNorm is
-# not exact: torch.onnx's translation gives a standard deviation without epsilon.
+# These alternatives are omitted, as they were slower wherever they were measured: PyTorch's kernels of
+# operators that pass over their input once (add, mul, relu, exp, where, cat), which take ONNX Runtime half of
+# the time; LayerNorm (1.05 to 2.5 times) and powers (1 to 11 times) in ONNX Runtime; a call for each gradient
+# of a convolution (0.97 to 1.1); in parts in ONNX Runtime, the derivatives of BatchNorm, LayerNorm, GELU and
+# embedding, which PyTorch has in one kernel (1.1 to 5 times), and attention (0.96 to 1.5 times), whose
+# operator in ONNX Runtime does not return the values that backward reads. A recurrent net is oneDNN's in
+# PyTorch, and ONNX Runtime's has no derivative. GroupNorm is not exact: torch.onnx's translation computes a
+# standard deviation without epsilon.
 ALTERNATIVES: dict[OpOverload, tuple[Alternative, ...]] = {
     aten.convolution.default: (KERNEL, ONNX),
     aten.convolution_backward.default: (TRANSPOSED,),
@@ -239,7 +240,7 @@ ALTERNATIVES: dict[OpOverload, tuple[Alternative, ...]] = {
     aten.mm.default: (PRODUCT, ONNX, TURNED),
 }
 
-# Those among them that a start measures by itself: whose library is faster depends on the processor most.
+# The alternatives that every start measures: the faster library depends most on the processor here.
 BETWEEN_LIBRARIES: dict[OpOverload, tuple[Alternative, ...]] = {
     operator: tuple(a for a in ALTERNATIVES[operator] if a.name in ("kernel", "onnx"))
     for operator in (

@@ -1,8 +1,8 @@
 """Times of operators that were measured on this machine, for all processes of a user.
 
-They are kept by processor, versions and threads, in a folder of their own beside the user's export cache:
-those of kinds of operators, which ``python -m torch2ort calibrate`` measures, and those of single operators,
-which a start measures in a part of its own time. What was not measured follows the rule that ships.
+They are stored by processor, versions and threads, in a folder beside the user's export cache. Times of kinds
+of operators are measured by ``python -m torch2ort calibrate``, those of single operators in a fraction of
+each start's time. The built-in rule decides where no time was measured.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch2ort.options import Options
 _FOLDER = "calibration"
 _NAME = "kinds of operators"
 _KIND = "calibration"
-# Of the time of the library that the rule names, what the other one may take at most.
+# The highest ratio at which the other library replaces the rule's.
 _WINS = 0.97
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What one run of ``calibrate`` measured.
+    """Measurements of the calibrations of this machine.
 
     Attributes:
-        runs: how many there were on this machine.
-        ratios: the time of PyTorch's kernels by that of ONNX Runtime's, by kind of operator.
+        runs: the number of calibrations of this machine so far.
+        ratios: the time of PyTorch's kernels divided by that of ONNX Runtime's, by kind of operator.
     """
 
     runs: int
@@ -40,7 +40,7 @@ class Calibration:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of operators that PyTorch's kernels compute."""
+        """The kinds of operators that PyTorch's kernels compute."""
         ruled = faster_in_kernels()
         return tuple(
             kind
@@ -50,10 +50,10 @@ class Calibration:
 
 
 def calibration_store(options: Options) -> Store | None:
-    """The folder of this user's measurements; ``None`` where the settings or the system allow none.
+    """Return the store of this user's measurements; ``None`` where the settings or the system allow none.
 
     Args:
-        options: of the module.
+        options: the module's options.
     """
     if not options.calibrate or options.deterministic:
         return None
@@ -61,49 +61,49 @@ def calibration_store(options: Options) -> Store | None:
         folder = None if location.cache_folder(options) is None else location.users_folder()
         return None if folder is None else Store(folder / _FOLDER)
     except RefusedError as error:
-        logger.info("what is measured of this machine is not kept: %s", error)
+        logger.info("measurements of this machine are not stored: %s", error)
         return None
 
 
 def in_kernels(options: Options) -> frozenset[str]:
-    """Names of operators that PyTorch's kernels compute, where they are large: as measured, or by the rule.
+    """Return the operators that PyTorch's kernels compute if they are large, by measurement or by the rule.
 
     Args:
-        options: of the module.
+        options: the module's options.
     """
     found = calibrated(options)
     return faster_in_kernels() if found is None else frozenset().union(*(KINDS[kind] for kind in found.kinds))
 
 
 def runs(options: Options) -> int:
-    """How often this machine was calibrated.
+    """Return how many times this machine was calibrated.
 
     Args:
-        options: of the module.
+        options: the module's options.
     """
     found = calibrated(options)
     return 0 if found is None else found.runs
 
 
 def calibrated(options: Options) -> Calibration | None:
-    """The last calibration of this machine; ``None`` if there is none, or it is not to be read.
+    """Return the last calibration of this machine; ``None`` if there is none, or it must not be read.
 
     Args:
-        options: of the module.
+        options: the module's options.
     """
     store = calibration_store(options)
     return None if store is None else _read(store, _key(options))
 
 
 def note(options: Options, ratios: Mapping[str, float]) -> Calibration | None:
-    """Keep a calibration in the place of the last one.
+    """Store a calibration in the place of the last one.
 
     Args:
-        options: of the process that measured.
+        options: the options of the process that measured.
         ratios: see :class:`Calibration`.
 
     Returns:
-        The calibration; ``None`` if it could not be kept.
+        The calibration; ``None`` if it could not be stored.
     """
     store, key = calibration_store(options), _key(options)
     if store is None:

@@ -1,8 +1,8 @@
-"""Channels-last: images pass through convolutions and what lies between them with their channels innermost.
+"""Channels-last: images in convolutions and in the operators between them have their channels innermost.
 
-PyTorch's kernels of convolutions take images so as they are, while other orders are copied first. Every value
-of an ONNX graph is contiguous: such an image is one with its dimensions in another order, and the kernels get
-and give it as a view.
+PyTorch's convolution kernels accept this layout directly, and copy others first. Every value of an ONNX graph
+is contiguous: a channels-last image is a value with permuted dimensions, and the kernels read and return it
+as a view.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch2ort.program.dim_order import order_of, order_of_memory, permuted, unp
 from torch2ort.program.kernel_sites import arguments_of
 
 aten = torch.ops.aten
-# The order of dimensions in memory, and the one that undoes it.
+# The channels-last order of dimensions in memory, and its inverse.
 _LYING, _STANDING = [0, 2, 3, 1], [0, 3, 1, 2]
-# Operators whose first result is an image -> positions of the arguments that are; the last of these decides
-# how the results lie.
+# Operators whose first result is an image -> positions of their image arguments; the last of these determines
+# the layout of the results.
 _IMAGES: dict[OpOverload, tuple[int, ...]] = {
     aten.convolution.default: (0,),
     aten.convolution_backward.default: (0, 1),
@@ -36,7 +36,7 @@ _IMAGES: dict[OpOverload, tuple[int, ...]] = {
     aten.max_pool2d_with_indices_backward.default: (0, 7, 1),
 }
 _CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
-# Of images of one shape.
+# Operators over images of one shape.
 _POINTWISE = frozenset(
     {
         *(aten.add.Tensor, aten.alias.default, aten.clone.default, aten.detach.default, aten.gelu.default),
@@ -48,10 +48,10 @@ _POINTWISE = frozenset(
 
 
 def laid(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Convolutions, and what computes on from their images -> the image that each gives.
+    """Map convolutions, and the operators that read their images, to the image that each computes.
 
     Args:
-        graph: functional.
+        graph: a functional graph.
     """
     found: dict[torch.fx.Node, torch.fx.Node] = {}
     images: set[torch.fx.Node] = set()
@@ -67,12 +67,12 @@ def laid(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
 
 
 def lay(graph: torch.fx.Graph) -> None:
-    """Have convolutions give images with their channels innermost, and what computes on from these, too.
+    """Make convolutions compute channels-last images, and the operators that read these images, too.
 
-    Nothing but the strides of values is changed, as if the model had been traced in that layout.
+    Only the strides of values are changed, as if the model had been traced in that layout.
 
     Args:
-        graph: functional.
+        graph: a functional graph.
     """
     for node, image in laid(graph).items():
         results = [image]
@@ -86,10 +86,10 @@ def lay(graph: torch.fx.Graph) -> None:
 
 
 def region(graph: torch.fx.Graph) -> tuple[Half, str] | None:
-    """A copy of the operators that :func:`lay` would have give images otherwise, and a text that tells which.
+    """Return a copy of the operators whose images :func:`lay` would change, and a text that identifies them.
 
     Args:
-        graph: joint, functional.
+        graph: the joint graph, which is functional.
 
     Returns:
         ``None`` if there are none.
@@ -117,11 +117,11 @@ def region(graph: torch.fx.Graph) -> tuple[Half, str] | None:
 
 
 def arrange(rewriting: Rewriting, graph: torch.fx.Graph) -> None:
-    """Compute images as they lie in memory.
+    """Compute images in their memory layout.
 
     Args:
-        rewriting: of the graph.
-        graph: of a half; changed in place.
+        rewriting: the rewriting of the graph.
+        graph: the graph of a half; changed in place.
     """
     lying: dict[torch.fx.Node, torch.fx.Node] = {}
     kernels = []
@@ -166,14 +166,14 @@ def _compute_lying(node: torch.fx.Node, lying: dict[torch.fx.Node, torch.fx.Node
 
 
 def _as_it_lies(node: torch.fx.Node, lying: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Node:
-    """An image with its channels innermost; a copy where it does not lie so."""
+    """Return an image with its channels innermost; a copy where it has another layout."""
     if node in lying:
         return lying[node]
     source, order = unpermuted(node)
     if order == _STANDING:
         return source
     turned = permuted(node, _LYING)
-    # Whoever looks for what a value is a permutation of is to find the copy, not what it was made of.
+    # A search for the source of a permutation must find the copy, not the tensor that was copied.
     copy = node.graph.call_function(aten.clone.default, (turned,))
     copy.meta = {**turned.meta, "val": turned.meta["val"].contiguous()}
     lying[node] = copy
@@ -181,15 +181,15 @@ def _as_it_lies(node: torch.fx.Node, lying: dict[torch.fx.Node, torch.fx.Node]) 
 
 
 def _given(node: torch.fx.Node) -> Iterable[torch.fx.Node]:
-    """The images that decide how an operator's result lies."""
+    """Return the images that determine the layout of an operator's result."""
     if node.target in _IMAGES:
-        # Of a derivative that is what forward was given, not the gradient.
+        # For a derivative, this is forward's argument, not the gradient.
         return (cast(torch.fx.Node, node.args[_IMAGES[cast(OpOverload, node.target)][-1]]),)
     return node.all_input_nodes
 
 
 def _image_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The image that an operator gives; ``None`` if it is none that takes images in either order."""
+    """Return the image that an operator computes; ``None`` if it does not support both layouts."""
     if not (_takes_images(node) or (node.target in _POINTWISE and is_fixed(node) and _is_of_one_shape(node))):
         return None
     if isinstance(node.meta["val"], torch.Tensor):
@@ -199,7 +199,7 @@ def _image_of(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def _takes_images(node: torch.fx.Node) -> bool:
-    """Whether an operator's kernel takes images channels-last as well as with their channels outermost."""
+    """Return True if an operator's kernel supports images in both layouts."""
     if node.target not in _IMAGES or not is_fixed(node):
         return False
     given = [node.args[position] for position in _IMAGES[cast(OpOverload, node.target)]]
@@ -215,7 +215,7 @@ def _is_of_one_shape(node: torch.fx.Node) -> bool:
 
 def _is_image(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
-    # Of one channel, or of one place, both orders are the same.
+    # With one channel, or one position, both layouts are the same.
     if not isinstance(value, torch.Tensor) or value.dim() != 4:
         return False
     return value.shape[1] > 1 and value.shape[2:].numel() > 1

@@ -1,4 +1,4 @@
-"""The key of a measured time, besides what was measured."""
+"""The part of a measured time's key that identifies the machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch2ort.support.processor import processor_name
 
 
 def machine(options: Options) -> Mapping[str, str]:
-    """The processor, the libraries, threads and settings.
+    """Return the processor, the libraries, threads and settings.
 
     Args:
-        options: of the module.
+        options: the module's options.
     """
     return {
         **identity(options),

@@ -1,4 +1,4 @@
-"""Times an operator of a half by itself: a session for each way to compute it, over the same numbers."""
+"""Timing of one operator of a half: a session for each way to compute it, over the same numbers."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from torch2ort.runtime.step_session import Bindings, HalfSession
 
 aten = torch.ops.aten
 _WARM_UP, _FEWEST, _ROUNDS = 1, 5, 24
-# Seconds that the rounds of one operator may take together, and that a timing takes at least.
+# Seconds that the rounds of one operator may take together, and the shortest timing.
 _MOST, _LEAST = 0.3, 2e-4
-# Copies of an operator's inputs, at most that many, and bytes of them that no processor's caches hold: in a
-# step memory is cold, and the library that is faster there may be the slower one on memory that is not.
+# The most copies of an operator's inputs, and the bytes of them that exceed every processor's caches: in a
+# step memory is cold, and the library that is faster there may be slower with warm memory.
 _COPIES, _COLD = 16, 1 << 26
-# Runs of the fewest rounds, of the rule's way twice and one other.
+# Runs in the fewest rounds: the rule's way twice, and one other.
 _RUNS = 3 * (_WARM_UP + 1 + _FEWEST)
 RULE, AGAIN, LAID = "rule", "rule again", "channels last"
-# Two ways agree where they differ by rounding, of sums too.
+# Two ways agree if they differ by rounding errors, including those of sums.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
 Way = Callable[[], Sequence[torch.Tensor]]
-# From ways to compute the same to the seconds that each takes.
+# From ways to compute the same result to the seconds that each takes.
 Timer = Callable[[Mapping[str, Way]], Mapping[str, float]]
 
-# Of operators that read indices: below which number they are.
+# For operators that read indices: the bound of these.
 _BOUNDS: Mapping[Any, Callable[[torch.fx.Node], int]] = {
     aten.embedding.default: lambda node: int(node.args[0].meta["val"].shape[0]),  # type: ignore[union-attr]
 }
 
 
 class TooLongError(Exception):
-    """One run takes so long that the time is not enough for all."""
+    """One run takes too long to measure all ways in the available time."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A part of a half in ONNX, as it is tried.
+    """A part of a half in ONNX, for a measurement.
 
     Attributes:
-        lowered: the program.
-        sites: calls of PyTorch's kernels in it, which live as long as this does.
+        lowered: the translated program.
+        sites: calls of PyTorch's kernels in it, which this object keeps alive.
     """
 
     lowered: Lowered
@@ -68,16 +68,16 @@ class Program:
 
     @classmethod
     def of(cls, half: Half, rewriting: Rewriting, target: Target) -> Program:
-        """A half that was rewritten.
+        """Translate a rewritten half.
 
         Raises:
-            UnsupportedOperatorError: an operator fits into no graph.
+            UnsupportedOperatorError: an operator cannot be part of a graph.
         """
         return cls(lower_half(half, half_of(target, rewriting.in_onnx)), rewriting.sites)
 
     @property
     def text(self) -> str:
-        """The same for programs that do the same."""
+        """A text that is equal for programs that compute the same."""
 
         def node_text(node: onnx.NodeProto) -> str:
             site = self.lowered.calls.get(node.name)
@@ -86,7 +86,7 @@ class Program:
         return "".join(map(node_text, self.lowered.proto.graph.node))
 
     def way(self, given: Sequence[torch.Tensor], options: Options) -> Way:
-        """What runs the program over some numbers."""
+        """Return a function that runs the program over some numbers."""
         size = sum(tensor.nbytes for tensor in given)
         copies = max(1, min(_COPIES, _COLD // max(size, 1)))
         sets = itertools.cycle([given, *([t.clone() for t in given] for _ in range(copies - 1))])
@@ -109,21 +109,21 @@ def ways(
     options: Options,
     seconds: float = math.inf,
 ) -> dict[str, Way]:
-    """Ways to compute an operator, all on the same numbers.
+    """Return ways to compute an operator, all on the same numbers.
 
     Args:
         node: the operator.
-        alternatives: to the rule.
-        target: what the exported graph is for.
-        options: of the module.
-        seconds: that there are to time them.
+        alternatives: the alternatives to the rule.
+        target: the target of the exported graph.
+        options: the module's options.
+        seconds: the time for the measurement.
 
     Returns:
-        The rule's way; the same in another session, as :data:`AGAIN`, whose time tells how far two of the
-        same are apart; and those alternatives that are others, and agree with it.
+        The rule's way; the same in another session, as :data:`AGAIN`, whose time shows the noise; and the
+        alternatives that differ from the rule's way and agree with it.
 
     Raises:
-        TooLongError: there are too few seconds.
+        TooLongError: the time is too short.
     """
     half, operator = alone(node)
     given = _numbers(half, _BOUNDS[node.target](node) if node.target in _BOUNDS else 2)
@@ -145,7 +145,7 @@ def ways(
                 logger.debug("autotune: %s %s differs from the rule's way", node.target, alternative.words)
         except NotPossibleError:
             continue
-        except Exception as error:  # whatever onnxruntime can say; it is not needed
+        except Exception as error:  # any error of onnxruntime; the alternative is optional
             logger.debug("autotune: %s does not run %s: %s", node.target, alternative.words, error)
     return found
 
@@ -153,24 +153,24 @@ def ways(
 def layouts(
     standing: Program, laid: Program, like: Half, options: Options, seconds: float = math.inf
 ) -> dict[str, Way]:
-    """Ways to compute a region of images.
+    """Return ways to compute a region of images.
 
     Args:
-        standing: the region in the layout of the model, which is the rule.
-        laid: the same channels-last.
-        like: a half with its inputs.
-        options: of the module.
-        seconds: that there are to time them.
+        standing: the region in the layout of the model, which is the rule's way.
+        laid: the same region channels-last.
+        like: a half with the region's inputs.
+        options: the module's options.
+        seconds: the time for the measurement.
 
     Raises:
-        TooLongError: there are too few seconds.
+        TooLongError: the time is too short.
     """
     given = _numbers(like, 2)
     return {**_twice(standing, given, options, seconds), LAID: laid.way(given, options)}
 
 
 def _twice(program: Program, given: Sequence[Any], options: Options, seconds: float) -> dict[str, Way]:
-    """The rule's way, in two sessions: where their memory lies decides over some percent, too."""
+    """Return the rule's way in two sessions, whose times differ by some percent with their memory's place."""
     way = program.way(given, options)
     way()
     start = time.perf_counter()
@@ -181,10 +181,10 @@ def _twice(program: Program, given: Sequence[Any], options: Options, seconds: fl
 
 
 def timer(options: Options, most: float = _MOST) -> Timer:
-    """What times ways: by the processor time of this thread where that is all that computes.
+    """Return the timer of ways, which reads this thread's processor time where only this thread computes.
 
     Args:
-        options: how many threads compute.
+        options: determines the number of threads.
         most: seconds that the rounds of one operator may take together.
     """
     is_alone = (options.intra_op_threads or torch.get_num_threads()) == 1
@@ -199,11 +199,11 @@ def timer(options: Options, most: float = _MOST) -> Timer:
 def interleaved(
     found: Mapping[str, Way], clock: Callable[[], float], most: float = _MOST
 ) -> dict[str, float]:
-    """The median of several timings of each way, taken in turns.
+    """Return the median of several timings of each way, measured in turns.
 
     Args:
         found: the ways.
-        clock: tells seconds.
+        clock: returns seconds.
         most: seconds that the rounds may take together.
     """
     first: dict[str, float] = {}
@@ -218,7 +218,7 @@ def interleaved(
     rounds = max(_FEWEST, min(_ROUNDS, round(most / round_of_all)))
     taken: dict[str, list[float]] = {name: [] for name in found}
     for i in range(rounds):
-        # There and back, as what a way leaves in the processor's caches is its neighbours' loss.
+        # In alternating order, as each way loses the caches to its predecessor.
         for name in list(found)[:: 1 if i % 2 else -1]:
             way = found[name]
             start = clock()
@@ -229,7 +229,7 @@ def interleaved(
 
 
 def _numbers(half: Half, bound: int) -> list[torch.Tensor]:
-    """Random numbers for the inputs of a half; integers below a bound."""
+    """Return random numbers for the inputs of a half; integers below a bound."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for source in half.inputs:

@@ -1,9 +1,9 @@
-"""The rule that ships: operators of ONNX that PyTorch's kernels compute faster on a processor.
+"""The built-in rule: operators of ONNX that PyTorch's kernels compute faster on a processor.
 
-Measured over a BERT, a GPT-2 and nets of convolutions, on memory that is cold, as it is in a step. ONNX
-Runtime takes 1.13 to 1.17 of MKL's time for products of matrices on Intel's processors with AVX-512; MKL is
-the slow one on AMD's. oneDNN takes 0.7 of ONNX Runtime's time for convolutions of 32 channels and more, and
-0.4 for GELU, whose parts ONNX Runtime computes one by one.
+It was measured over a BERT, a GPT-2 and convolutional nets, with cold memory, as in a step. ONNX Runtime
+takes 1.13 to 1.17 of MKL's time for matrix products on Intel processors with AVX-512; on AMD's, MKL is the
+slower one. oneDNN takes 0.7 of ONNX Runtime's time for convolutions of 32 channels and more, and 0.4 for
+GELU, whose parts ONNX Runtime computes one by one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONVOLUTIONS = KINDS["convolutions"]
 
 @functools.cache
 def faster_in_kernels() -> frozenset[str]:
-    """Names of operators that PyTorch's kernels compute faster on this processor, where they are large."""
+    """Return the operators that PyTorch's kernels compute faster on this processor, if they are large."""
     is_intel = vendor() == "GenuineIntel" and has_feature("avx512f")
     if not (is_intel and torch.backends.mkl.is_available()):
         return frozenset()

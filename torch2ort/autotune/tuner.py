@@ -1,4 +1,4 @@
-"""Decides who does the operators of a half: as was measured on this machine, now or in an earlier build."""
+"""Decides which library computes the operators of a half, by measurement on this machine, now or earlier."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from torch2ort.program.target import Target
 _KIND = "autotune"
 # Of the rule's time, what an alternative may take at most.
 _WINS = 0.95
-# Seconds of processor time that a build may measure.
+# Seconds of processor time that a build may spend on measuring.
 BUDGET = 10.0
 
 
 @dataclass
 class _Known:
-    """What this process measured or read, by the digest of its key: seconds by way."""
+    """The times that this process measured or read: seconds by way, by the digest of their key."""
 
     seconds: dict[str, Mapping[str, float]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def first(self, digest: str, seconds: Mapping[str, float]) -> Mapping[str, float]:
-        """What was noted of the same before, else these, which are noted."""
+        """Return the times that were noted first for a key; these, which are noted, if there are none."""
         with self.lock:
             return self.seconds.setdefault(digest, seconds)
 
@@ -64,18 +64,18 @@ _KNOWN = _Known()
 
 
 class Tuner:
-    """Decides for the halves of one build.
+    """Decisions for the halves of one build.
 
     Args:
-        target: what the exported graph is for.
-        options: of the module.
-        store: keeps what was measured, of :func:`torch2ort.autotune.calibration.calibration_store`; ``None``
-            keeps it for this process alone.
-        table: the alternatives by operator; ``None`` for all that there are.
-        time_of: what times ways to compute the same; ``None`` for a clock.
-        budget: gives the seconds that may be measured in all; ``None`` for :data:`BUDGET`.
-        level: of what the log says.
-        clock: tells the seconds that were spent.
+        target: the target of the exported graph.
+        options: the module's options.
+        store: stores the measured times, see :func:`torch2ort.autotune.calibration.calibration_store`;
+            ``None`` keeps them for this process only.
+        table: the alternatives by operator; ``None`` for all.
+        time_of: the timer of ways to compute the same; ``None`` for a clock.
+        budget: returns the seconds that may be spent on measuring in all; ``None`` for :data:`BUDGET`.
+        level: the level of the log's messages.
+        clock: returns the seconds that were spent.
     """
 
     def __init__(
@@ -97,18 +97,18 @@ class Tuner:
         self._machine, self._level = machine(options), level
 
     def tune(self, rewriting: Rewriting, level: int | None = None) -> None:
-        """Have operators run as was measured to be faster than by the rule.
+        """Make operators run in the way that was measured to be faster than the rule's.
 
         Args:
-            rewriting: of the graph of a half, functional, whose images lie as they are computed.
-            level: of what the log says; ``None`` for the tuner's.
+            rewriting: the rewriting of a half's graph, functional, with images in their memory layout.
+            level: the level of the log's messages; ``None`` for the tuner's.
         """
         level = self._level if level is None else level
         groups: dict[str, list[torch.fx.Node]] = {}
         for node in rewriting.graph.nodes:
             if self._is_measured(node):
                 groups.setdefault(description(node), []).append(node)
-        # What weighs most goes first, should the time not be enough.
+        # The groups that take the most time go first, as the time may not suffice.
         order = sorted(groups, key=lambda text: -len(groups[text]) * elements(groups[text][0]))
         counts = Counter(self._decide(rewriting, text, groups[text], level) for text in order)
         told = ", ".join(f"{count} {how}" for how, count in counts.items())
@@ -116,10 +116,10 @@ class Tuner:
         rewriting.graph.lint()
 
     def lay_out(self, graph: torch.fx.Graph) -> None:
-        """Have images pass channels-last, if convolutions and what is between them are faster so together.
+        """Make images channels-last, if convolutions and the operators between them are faster so together.
 
         Args:
-            graph: joint, functional; the strides of its values are changed.
+            graph: the joint graph, functional; the strides of its values are changed.
         """
         found = region(graph)
         if found is None:
@@ -138,14 +138,14 @@ class Tuner:
         )
 
     def _layouts(self, graph: torch.fx.Graph, standing: Half, most: float) -> dict[str, Way]:
-        """The ways to compute the operators of images in a graph."""
+        """Return the ways to compute the operators of images in a graph."""
         other, _ = cast("tuple[Half, str]", region(graph))
         lay(other.graph_module.graph)
         by_rule, laid_out = map(self._tuned, (standing, other))
         return layouts(by_rule, laid_out, standing, self._options, most)
 
     def _tuned(self, half: Half) -> Program:
-        """The program of a half, with its operators as they are measured."""
+        """Translate a half, with its operators as they are measured."""
         rewriting = Rewriting(half.graph_module.graph)
         arrange(rewriting, half.graph_module.graph)
         self.tune(rewriting, logging.DEBUG)
@@ -155,7 +155,7 @@ class Tuner:
         return node.target in self._table and is_fixed(node) and elements(node) >= LARGE
 
     def _decide(self, rewriting: Rewriting, text: str, nodes: Sequence[torch.fx.Node], level: int) -> str:
-        """Rewrite equal operators, or leave them to the rule; returns which."""
+        """Rewrite equal operators, or leave them to the rule; return which."""
         node, alternatives = nodes[0], self._table[cast(OpOverload, nodes[0].target)]
         seconds = self._seconds(
             str(node.target),
@@ -181,18 +181,18 @@ class Tuner:
     def _seconds(
         self, what: str, text: str, make: Callable[[float], Mapping[str, Way]]
     ) -> Mapping[str, float] | None:
-        """What each way takes; ``None`` if that is not known, and there is no time to measure it.
+        """Return the seconds that each way takes; ``None`` if unknown, with no time to measure them.
 
         Args:
-            what: is measured, for people.
-            text: tells it from all else.
-            make: gives the ways, if the seconds that there are suffice for them.
+            what: the thing that is measured, for messages.
+            text: identifies it.
+            make: returns the ways, if the given seconds suffice for them.
         """
         key = Key.of(what, {**self._machine, "measured": text})
-        # Not locked while it is measured: that waits for exports of other threads.
+        # Not locked during the measurement, which waits for exports of other threads.
         seconds = _KNOWN.seconds.get(key.digest) or self._kept(key)
         if seconds is None and self._budget() > self._used:
-            # Where another process measures the same, its times would be this one's noise.
+            # If another process measured the same now, its work would be noise in this one's times.
             with nullcontext(True) if self._store is None else self._store.lock(key.digest, 0) as is_mine:
                 seconds = self._kept(key) or (self._measured(make) if is_mine else None)
                 if seconds is not None and self._store is not None:
@@ -210,7 +210,7 @@ class Tuner:
             logger.debug("autotune: what runs by the rule is not measured: %s", error)
             found = {}
         seconds = self._time_of(found) if found else None
-        # What was measured for it inside is counted once.
+        # Measurements that were made inside of it are counted once.
         self._used = used + (self._clock() - start)
         return seconds
 
@@ -221,7 +221,7 @@ class Tuner:
 
 @functools.cache
 def _import_translations(target: Target) -> None:
-    """Translate an operator, so that what is imported for the first does not count as measured time."""
+    """Translate an operator, so the imports of the first translation do not count as measured time."""
     graph = torch.fx.Graph()
     given = graph.placeholder("given")
     given.meta["val"] = FakeTensorMode().from_tensor(torch.ones(1))
@@ -232,10 +232,10 @@ def _import_translations(target: Target) -> None:
 
 
 def winner(seconds: Mapping[str, float]) -> str:
-    """The way to choose: another than the rule's only where it wins clearly.
+    """Return the way to choose: another than the rule's only where it wins clearly.
 
     Args:
-        seconds: of each way; the rule's was timed twice, and what lies between is noise.
+        seconds: the time of each way; the rule's was measured twice, and the difference is noise.
     """
     both = seconds[RULE], seconds[AGAIN]
     others = {name: s for name, s in seconds.items() if name not in (RULE, AGAIN)}

@@ -1,4 +1,4 @@
-"""Times typical operators of each kind in both libraries."""
+"""Times of typical operators of each kind in both libraries."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch2ort.program.target import Target
 from torch2ort.runtime.kernel_support import can_run, checked_opset
 
 aten = torch.ops.aten
-# Seconds for one operator; a dozen of them and their sessions take two.
+# Seconds for one operator; a dozen of them take two seconds with their sessions.
 _SECONDS = 0.08
 _SAME = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
 
-# Sizes of tensors, whether each is read transposed, and the arguments behind them. Of a step of a transformer
-# of 256 to 1024 columns, and of a net of convolutions over images of 32 by 32.
+# Sizes of tensors, whether each is read transposed, and the other arguments. They are those of a step of a
+# transformer of 256 to 1024 columns, and of a convolutional net over images of 32 by 32.
 _Case = tuple[OpOverload, Sequence[tuple[tuple[int, ...], bool]], Sequence[Any]]
 _CASES: Mapping[str, Sequence[_Case]] = {
     "products": [
@@ -43,11 +43,11 @@ _CASES: Mapping[str, Sequence[_Case]] = {
 
 
 def ratios(options: Options, seconds: float = _SECONDS) -> dict[str, float]:
-    """The time of PyTorch's kernels by that of ONNX Runtime's, by kind of operator.
+    """Return the time of PyTorch's kernels divided by that of ONNX Runtime's, by kind of operator.
 
     Args:
         options: threads and opset.
-        seconds: for one operator.
+        seconds: the time for one operator.
     """
     target = Target(opset=checked_opset(options.opset), can_run=can_run)
     clock = timer(options, seconds)
@@ -65,7 +65,7 @@ def _ratio(case: _Case, target: Target, options: Options, clock: Callable[..., M
 
 
 def _node(case: _Case) -> torch.fx.Node:
-    """A graph of one operator."""
+    """Return the node of a graph of one operator."""
     operator, tensors, rest = case
     graph, mode = torch.fx.Graph(), FakeTensorMode()
     read = []

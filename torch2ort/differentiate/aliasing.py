@@ -1,6 +1,6 @@
-"""Which tensors from outside share memory with what backward reads.
+"""Tensors from outside of the graph that share memory with values that backward reads.
 
-It goes by what eager PyTorch does: a write to one of them before backward is an error there.
+The rules are those of eager PyTorch, where a write to such a tensor before backward is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 
 aten = torch.ops.aten
-# They cost nothing, so that what they are views of is kept, and not one more tensor.
+# A view costs nothing, so its base is saved instead of one more tensor.
 VIEWS = frozenset(
     {
         aten.alias.default,
@@ -36,11 +36,11 @@ _CLONE = aten.clone.default
 
 
 class ReadMemory:
-    """Memory that backward reads, or that Functions hold for it.
+    """Memory that backward reads, or that Functions hold for their backward.
 
     Args:
-        joint: the graph.
-        read: nodes whose value backward reads.
+        joint: the joint graph.
+        read: nodes whose values backward reads.
     """
 
     def __init__(self, joint: Joint, read: Collection[torch.fx.Node]) -> None:
@@ -49,11 +49,11 @@ class ReadMemory:
 
     @property
     def inputs(self) -> set[int]:
-        """Positions of the program's inputs among it."""
+        """Positions of the program's inputs whose memory it is."""
         return {i for node, i in self._joint.inputs.items() if node in self._memories}
 
     def has_output(self, position: int) -> bool:
-        """Whether it is an output of the program."""
+        """Return True if the memory of an output of the program is among it."""
         node = self._joint.outputs[position]
         if position in self._joint.shared and node.target is _CLONE:
             node = node.all_input_nodes[0]
@@ -61,7 +61,7 @@ class ReadMemory:
 
 
 def owner_of(node: torch.fx.Node) -> torch.fx.Node:
-    """The node that made the memory of another."""
+    """Return the node that allocated the memory of ``node``."""
     while True:
         if node.target in VIEWS:
             node = node.all_input_nodes[0]
@@ -73,7 +73,7 @@ def owner_of(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _mapped(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The argument of a Function that one of its outputs is declared to be a view of."""
+    """Return the argument of a Function that ``node``, one of its outputs, is declared to be a view of."""
     if node.target is not operator.getitem or node.args[0].target is not DIFFERENTIABLE_PYTHON_OP:  # type: ignore[union-attr]
         return None
     tensors, site = _call(node.args[0])  # type: ignore[arg-type]
@@ -84,13 +84,13 @@ def _mapped(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def held_by_functions(joint: Joint) -> Iterator[torch.fx.Node]:
-    """Values that Functions hold after forward."""
+    """Yield the values that Functions hold after forward."""
     for node in joint.graph_module.graph.nodes:
         if node.target is not DIFFERENTIABLE_PYTHON_OP:
             continue
         tensors, site = _call(node)
         if not any(site.needs_input_grad):
-            continue  # autograd keeps no context of it
+            continue  # autograd saves no context for it
         held, results = site.known_result.kept, site.known_result.kept_results
         yield from (t for t, p in zip(tensors, site.tensor_positions, strict=True) if p in held)
         for user in node.users:
@@ -99,6 +99,6 @@ def held_by_functions(joint: Joint) -> Iterator[torch.fx.Node]:
 
 
 def _call(node: torch.fx.Node) -> tuple[list[torch.fx.Node], Site]:
-    """Tensors and site of a call of a Function."""
+    """Return the tensors and the site of a call of a Function."""
     tensors, key = node.args
     return tensors, site_by_key(key)  # type: ignore[return-value, arg-type]

@@ -1,7 +1,8 @@
 """Buffers that forward assigns to.
 
-The trace writes what was assigned into the buffer when forward ends. In eager PyTorch another tensor stands
-in its place from then on, and backward goes on reading the first: so does it here, from a copy.
+When forward ends, the trace writes the assigned value into the buffer. In eager PyTorch, the assignment puts
+another tensor in the buffer's place, and backward continues to read the first tensor. Here, backward reads a
+copy of it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ aten = torch.ops.aten
 
 
 def read_from_copies(graph: torch.fx.Graph) -> None:
-    """Have what reads a buffer that forward assigns to read a copy.
+    """Replace the reads of each buffer that forward assigns to by reads of a copy.
 
     Args:
-        graph: a program's nodes, not yet functional, its regions without gradient inlined.
+        graph: nodes of a program, not yet functional, with its regions without gradient inlined; changed in
+            place.
     """
     order = {node: i for i, node in enumerate(graph.nodes)}
     writes: dict[torch.fx.Node, list[torch.fx.Node]] = {}
@@ -43,7 +45,7 @@ def read_from_copies(graph: torch.fx.Graph) -> None:
 
 
 def to_memory(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """``node``, and what it shares memory with, up to the one that made it."""
+    """Yield ``node`` and the nodes whose memory it shares, up to the one that allocated it."""
     found: torch.fx.Node | None = node
     while found is not None:
         yield found

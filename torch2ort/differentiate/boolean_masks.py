@@ -1,7 +1,7 @@
-"""Masks that a run decides: each is counted once, so that all that it selects has one size.
+"""Boolean masks whose number of selected elements is known only in a run.
 
-``logits[mask]`` and ``labels[mask]`` have as many rows as each other, which PyTorch's trace does not know: to
-it, each selection has a size of its own, and one that nobody knows.
+``logits[mask]`` and ``labels[mask]`` have equal numbers of rows, but PyTorch's trace gives each selection an
+unknown size of its own. Here each mask is counted once, so all tensors that it selects have one size.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 
 
 def share_positions(graph: torch.fx.Graph) -> None:
-    """Put the positions of what masks select in the place of the masks.
+    """Replace masks by the positions of the elements that they select.
 
     Args:
-        graph: a program's nodes, not yet functional, its regions without gradient inlined.
+        graph: nodes of a program, not yet functional, with its regions without gradient inlined; changed in
+            place.
     """
     masks = _Masks(graph)
     for node in list(graph.nodes):
-        # In the order of the graph: the first that reads a mask has its positions computed.
+        # In the order of the graph, so the positions are computed before their first use.
         if node.target in _INDEXED:
             given: list[Any] = []
             for index in node.args[1]:
@@ -40,7 +41,7 @@ def share_positions(graph: torch.fx.Graph) -> None:
 
 
 class _Masks:
-    """The positions of what each mask selects."""
+    """The positions of the elements that each mask selects."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self._graph = graph
@@ -49,7 +50,7 @@ class _Masks:
         self._known: dict[str, list[torch.fx.Node]] = {}
 
     def positions(self, mask: torch.fx.Node, user: torch.fx.Node) -> list[torch.fx.Node]:
-        """One node a dimension of a mask that ``user`` reads."""
+        """Return one node per dimension of a mask that ``user`` reads."""
         value = self._value(mask)
         if value in self._known:
             return self._known[value]
@@ -64,7 +65,7 @@ class _Masks:
         return places
 
     def _value(self, node: torch.fx.Node) -> str:
-        """The same for nodes that compute the same of the same."""
+        """Return a text that is equal for nodes that compute equal values from equal operands."""
         if node not in self._values:
             self._values[node] = self._computed(node)
         return self._values[node]
@@ -79,7 +80,7 @@ class _Masks:
 
 
 class _Text(str):
-    """A text that is shown without quotes."""
+    """A text whose representation has no quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__

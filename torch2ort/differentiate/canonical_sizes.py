@@ -1,7 +1,7 @@
-"""Names for the sizes of a fused region that vary, the same for all regions that compute the same.
+"""Names for the varying sizes of a fused region, equal for all regions that compute the same.
 
-A region is told a size by a tensor that it reads: by one that has it as a dimension, or by one without
-elements that is made for it.
+A region reads each size from a tensor among its inputs: from one that has the size as a dimension, or from a
+tensor without elements that is made for it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ class NamedSizes:
     """The names of one region's sizes.
 
     Args:
-        inputs: the tensors that it reads.
-        numbers: nodes of the numbers that it reads, computed of sizes.
+        inputs: the tensors that the region reads.
+        numbers: nodes of the numbers that the region reads, computed from sizes.
 
     Attributes:
-        told: those nodes, or what they are computed of, whose numbers no dimension of an input tells.
+        told: the nodes of ``numbers``, or their operands, whose values no dimension of an input determines.
+            The region gets them as dimensions of a tensor without elements.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], numbers: Sequence[torch.fx.Node]) -> None:
         self._names: dict[str, sympy.Expr] = {}
-        # What is known as a whole, whatever it is computed of.
+        # Expressions that have a name as a whole, whatever their symbols are.
         self._wholes: list[tuple[sympy.Expr, sympy.Symbol]] = []
         self.told: list[torch.fx.Node] = []
         sizes: list[Any] = [size for tensor in inputs for size in tensor.shape]
@@ -44,16 +45,16 @@ class NamedSizes:
             self._name(size)
 
     def of(self, size: int | torch.SymInt) -> Size:
-        """A size over the names.
+        """Return a size as an expression over the names.
 
         Raises:
-            ValueError: it cannot be written so.
+            ValueError: the size depends on a symbol that has no name.
         """
         if isinstance(size, int):
             return size
         found = self._over_names(size)
         if not self._is_known(found):
-            raise ValueError(f"nothing tells the size {size}")
+            raise ValueError(f"no input of the region determines the size {size}")
         return int(found) if found.is_Integer else found
 
     def _over_names(self, size: torch.SymInt) -> sympy.Expr:
@@ -67,7 +68,7 @@ class NamedSizes:
         return bool(size.free_symbols <= known)
 
     def _name(self, size: torch.SymInt) -> bool:
-        """Give a size a name, if it is not told by those that have one; returns whether it got one."""
+        """Give a size a name unless the existing names determine it; return True if it got one."""
         found = self._over_names(size)
         if self._is_known(found):
             return False
@@ -79,7 +80,7 @@ class NamedSizes:
         return True
 
     def _tell(self, number: torch.fx.Node) -> None:
-        """See to it that a number is known, by the sizes that it is computed of."""
+        """Give a number a name unless the names of the sizes that it is computed from determine it."""
         value = number.meta["val"]
         if not isinstance(value, torch.SymInt) or self._is_known(self._over_names(value)):
             return

@@ -1,7 +1,8 @@
-"""What a program computes of its own constants, where a size depends on the result.
+"""Constant folding of values that sizes depend on.
 
-``x[mask]`` and ``torch.bincount(labels)`` give as many elements as the values say. Where the code itself
-makes those values, the number is the same in each step: what is computed of them is a constant, too.
+The sizes of ``x[mask]`` and ``torch.bincount(labels)`` depend on values. Where those values are computed from
+constants of the program, the sizes are equal in each step, and everything computed from them is a constant,
+too.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _SITES = torch.ops.torch2ort.python_op.default
 
 
 def fold_constants(source: TracedProgram) -> TracedProgram:
-    """``source``, or a copy in which sizes that constants decide are numbers.
+    """Return ``source``, or a copy in which sizes that depend on constants are numbers.
 
     Args:
-        source: a program as it was traced.
+        source: the traced program.
     """
-    # Regions without gradient are modules of their own.
+    # Regions without gradient are submodules.
     regions = (m for m in source.graph_module.modules() if isinstance(m, torch.fx.GraphModule))
     if not any(_is_decided_by_values(node) for region in regions for node in region.graph.nodes):
         return source
@@ -41,7 +42,7 @@ def fold_constants(source: TracedProgram) -> TracedProgram:
 
 
 def _is_decided_by_values(node: torch.fx.Node) -> bool:
-    """Whether only a run tells a size of what ``node`` gives, or the number that it gives."""
+    """Return True if ``node`` computes a tensor with a size, or a number, that is known only in a run."""
     found = node.meta.get("val")
     for value in found if isinstance(found, (list, tuple)) else (found,):
         numbers = value.shape if isinstance(value, torch.Tensor) else (value,)
@@ -51,14 +52,14 @@ def _is_decided_by_values(node: torch.fx.Node) -> bool:
 
 
 class _Folding:
-    """One program, changed in place."""
+    """Folding of one program, changed in place."""
 
     def __init__(self, program: torch.fx.GraphModule, source: TracedProgram) -> None:
         self._program, self._source = program, source
         self._graph = program.graph
         self._inputs = self._graph.find_nodes(op="placeholder")
         self._feeds = list(source.feeds)
-        # What torch.export calls a mode is one of all its tensors.
+        # All tensors of torch.export's program have one fake mode.
         values = [node.meta["val"] for node in self._inputs]
         self._mode = next((v.fake_mode for v in values if isinstance(v, private.FakeTensor)), None)
         self._written = {base for node in self._graph.nodes for base in map(_base, _written_by(node))}
@@ -67,13 +68,13 @@ class _Folding:
             for node, feed in zip(self._inputs, source.feeds, strict=True)
             if isinstance(feed, Constant) and not feed.owner and node not in self._written
         }
-        # What may raise an error, though nobody reads it.
+        # Nodes that are unused from the start are kept: they may raise an error.
         self._unread = {node for node in self._graph.nodes if node.op == "call_function" and not node.users}
-        # Nodes behind what became a constant, whose values are to be found again.
+        # Nodes that depend on a new constant, whose fake values are to be computed again.
         self._behind: set[torch.fx.Node] = set()
 
     def run(self) -> TracedProgram:
-        """The program with its new constants."""
+        """Return the program with its new constants."""
         if self._mode is None:
             return self._source
         for node in list(self._graph.nodes):
@@ -90,7 +91,7 @@ class _Folding:
                 self._find_again(node)
         self._graph.eliminate_dead_code(lambda node: node.op != "call_function" or self._has_effects(node))
         forget_new_sizes(self._graph)
-        # Some more were made about numbers that are constants by now.
+        # Recomputed nodes may have added conditions on sizes that are constants now.
         known = max(self._source.conditions, conditions(self._graph))
         return replace(self._source, graph_module=self._program, feeds=tuple(self._feeds), conditions=known)
 
@@ -104,7 +105,7 @@ class _Folding:
         )
 
     def _fold(self, node: torch.fx.Node) -> bool:
-        """Put what ``node`` computes of constants in its place, if it does."""
+        """Replace ``node`` by its value if it is constant; return True if it is."""
         value = self._value(node)
         if isinstance(value, torch.Tensor):
             node.replace_all_uses_with(self._constant(node, value))
@@ -117,7 +118,7 @@ class _Folding:
         return True
 
     def _count_mask(self, node: torch.fx.Node) -> None:
-        """Put the positions of what a constant mask selects in place of the mask."""
+        """Replace constant masks by the positions of the elements that they select."""
         tensor, indices = node.args
         found: list[Any] = []
         for index in indices:  # type: ignore[union-attr]
@@ -131,14 +132,14 @@ class _Folding:
             self._behind.add(node)
 
     def _count_repeats(self, node: torch.fx.Node) -> None:
-        """Say how long a tensor becomes whose elements are repeated as a constant says."""
+        """Set the output size of ``repeat_interleave`` where the repeats are constant."""
         repeats = self._value(node.args[1])
         if repeats is not None:
             node.kwargs = {**node.kwargs, "output_size": int(repeats.sum())}
             self._behind.add(node)
 
     def _constant(self, origin: torch.fx.Node, value: torch.Tensor) -> torch.fx.Node:
-        """A new placeholder, for a value of this program alone."""
+        """Add a placeholder for a constant of this program, and return it."""
         with self._graph.inserting_after(self._inputs[-1]):
             node = self._graph.placeholder(f"folded_{len(self._inputs)}")
         assert self._mode is not None
@@ -153,7 +154,7 @@ class _Folding:
         return node
 
     def _value(self, node: Any) -> Any:
-        """What a node gives in every run; ``None`` if that is not known."""
+        """Return the value of a node that is equal in every run; ``None`` if it is not known."""
         if not isinstance(node, torch.fx.Node):
             return None
         order = list(_ancestors(node, self._known))
@@ -177,9 +178,9 @@ class _Folding:
         )
 
     def _find_again(self, node: torch.fx.Node) -> None:
-        """Find the sizes behind a new constant."""
+        """Compute the fake value of a node that depends on a new constant again."""
         if "_assert" in str(node.target) or "sym_constrain" in str(node.target):
-            # It is about a number that is known by now. Where that is wrong, eager raises.
+            # The condition is on a number that is constant now. Where it is False, eager PyTorch raises.
             if not node.all_input_nodes and node.args[0] is not False:
                 self._graph.erase_node(node)
             return
@@ -195,12 +196,12 @@ class _Folding:
 
 
 def _written_by(node: torch.fx.Node) -> Iterable[torch.fx.Node]:
-    # What torch.export adds to each constant changes none of its numbers.
+    # The detach_ that torch.export adds to each constant changes no values.
     return () if node.target is aten.detach_.default else written_by(node)
 
 
 def _put_number(node: torch.fx.Node, number: float) -> None:
-    """Write a number wherever ``node`` is read."""
+    """Replace all uses of ``node`` by a number."""
     replaced: Callable[[torch.fx.Node], Any] = lambda n: number if n is node else n  # noqa: E731
     for user in list(node.users):
         user.args = torch.fx.node.map_arg(user.args, replaced)
@@ -208,7 +209,7 @@ def _put_number(node: torch.fx.Node, number: float) -> None:
 
 
 def _ancestors(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> Sequence[torch.fx.Node]:
-    """``node`` behind all that it is computed from, as far as that is not known."""
+    """Return ``node`` and all nodes that it is computed from, operands first, up to known ones."""
     found: dict[torch.fx.Node, None] = {}
     stack = [(node, iter(() if node in known else node.all_input_nodes))]
     while stack:
@@ -223,5 +224,5 @@ def _ancestors(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> Sequence
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:
-    """The node that made the memory of ``node``."""
+    """Return the node that allocated the memory of ``node``."""
     return list(to_memory(node))[-1]

@@ -1,4 +1,4 @@
-"""Fused regions of a half: what lies between products, convolutions and Functions becomes one call each."""
+"""Fused regions of a half: operators between products, convolutions and Functions become one call each."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from torch2ort.sizes.symbols import is_number
 
 aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
-# How many times smaller than what is computed of it a tensor is that costs nothing to read.
+# A tensor that is so many times smaller than the result computed from it costs nothing to read.
 _SMALL = 8
-# Operators that PyTorch has in one kernel, which is as fast as compiled code where tensors are large.
+# Operators that PyTorch computes in one kernel, which is as fast as compiled code where tensors are large.
 _KERNELS = frozenset(
     {
         "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "gelu",
         "gelu_backward", "native_layer_norm", "native_layer_norm_backward",
     }
 )  # fmt: skip
-# Terms of an expression that stands for one result: torch's inductor writes each out where it is read.
+# The most terms of one result's expression: torch's inductor writes each term out where it is read.
 _MOST_TERMS = 4096
 
 
 def fuse(graph: torch.fx.Graph, available: Callable[[Sequence[str]], Collection[str]]) -> list[Site]:
-    """Replace regions of operators that no product, convolution or Function stands between.
+    """Replace regions of operators without a product, convolution or Function between them by calls.
 
     Args:
-        graph: of a half, functional; changed in place.
-        available: which of the regions of these texts can be run as one kernel each.
+        graph: the graph of a half, functional; changed in place.
+        available: returns those of some regions' texts that can run as one kernel each.
 
     Returns:
-        The sites of the regions, which somebody must keep alive.
+        The sites of the regions, which the caller must keep alive.
     """
     _merge(graph)
     kept = [node for node in graph.nodes if _is_ordered(node)]
@@ -63,7 +63,7 @@ def fuse(graph: torch.fx.Graph, available: Callable[[Sequence[str]], Collection[
 
 
 def _merge(graph: torch.fx.Graph) -> None:
-    """Leave one of several nodes that compute the same, which compiled code would all write out."""
+    """Keep one of several nodes that compute the same, which compiled code would all write out."""
     known: dict[str, torch.fx.Node] = {}
     for node in list(graph.nodes):
         if is_fusible(node):
@@ -74,29 +74,29 @@ def _merge(graph: torch.fx.Graph) -> None:
 
 
 def _is_number(node: torch.fx.Node) -> bool:
-    """Whether a node gives a number, which is computed of sizes."""
+    """Return True if a node computes a number, which depends only on sizes."""
     return is_number(node.meta.get("val"))
 
 
 def _is_ordered(node: torch.fx.Node) -> bool:
-    """Whether a node keeps its place among its like: it calls a Function, or draws random numbers."""
+    """Return True if a node's order must be kept: it calls a Function, or draws random numbers."""
     if node.op != "call_function" or node.target is operator.getitem or _is_number(node):
         return False
     return not (isinstance(node.target, OpOverload) and node.target.namespace == "aten") or is_random(node)
 
 
 def _levels(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
-    """A number for each node that can be part of a region: connected nodes of one number make a region.
+    """Return a number for each node that can be in a region: connected nodes of one number make a region.
 
-    A number counts the nodes on the way that are part of none. What leaves a region comes back to a higher
-    number only, so that no region waits for itself. A node has the highest that its readers allow: it is
-    computed late, beside them.
+    The number counts the nodes before it that are part of no region. A value that leaves a region is read
+    again only by a region of a higher number, so no region waits for itself. A node gets the highest number
+    that its consumers allow: it is computed late, beside them.
     """
     reached: dict[torch.fx.Node, int] = {}
     last = 0
     for node in graph.nodes:
         level = max((reached[n] for n in node.all_input_nodes), default=0)
-        # A number that is computed of sizes is nothing to wait for but the tensors that have them.
+        # A number that is computed from sizes depends only on the tensors that have the sizes.
         if node.op == "call_function" and not is_fusible(node) and not _is_number(node):
             level += 1
             if _is_ordered(node):
@@ -119,21 +119,21 @@ def _levels(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
 def _allowed(
     reader: torch.fx.Node, levels: dict[torch.fx.Node, int], reached: dict[torch.fx.Node, int]
 ) -> int:
-    """The highest number that a node may have for one of those that read it."""
+    """Return the highest number that a node may have for one of its consumers."""
     if reader in levels:
         return levels[reader]
     return reached[reader] if _is_number(reader) else reached[reader] - 1
 
 
 def _compute_again(graph: torch.fx.Graph, levels: dict[torch.fx.Node, int]) -> None:
-    """Have a region compute by itself what it would read of another one, where that costs it no more reading.
+    """Make a region compute a value that it would read of another one, where that adds no reading.
 
-    An activation that backward computes again is read by a product first and by its derivative later: without
-    this each step of it would be written out in between.
+    An activation that backward recomputes is read by a product first and by its derivative later: otherwise
+    each step of it would be written out in between.
 
     Args:
         graph: changed in place.
-        levels: of its nodes; gets those of the new ones.
+        levels: numbers of its nodes; those of the new nodes are added.
     """
     leaves: dict[torch.fx.Node, frozenset[torch.fx.Node] | None] = {}
     for node in graph.nodes:
@@ -161,7 +161,7 @@ def _leaves(
     levels: dict[torch.fx.Node, int],
     known: dict[torch.fx.Node, frozenset[torch.fx.Node] | None],
 ) -> frozenset[torch.fx.Node] | None:
-    """The large tensors that a node is computed of element by element in its region; ``None`` for several."""
+    """Return the large tensors, at most one, that a node is a pointwise result of; ``None`` for several."""
     if name_of(node) not in POINTWISE and node.target not in VIEWS and name_of(node) not in MADE:
         return None
     size = elements(node.meta["val"])
@@ -180,12 +180,12 @@ def _leaves(
 
 
 def _source(node: torch.fx.Node) -> torch.fx.Node | None:
-    """What a node is one of the results of."""
+    """Return the node of which a node is one result; ``None`` if it is none."""
     return cast(torch.fx.Node, node.args[0]) if node.target is operator.getitem else None
 
 
 def _regions(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
-    """Connected nodes of one level, in the order of the graph, without what is no gain."""
+    """Return connected nodes of one number, in the order of the graph, without those that gain nothing."""
     levels = _levels(graph)
     _compute_again(graph, levels)
     region_of: dict[torch.fx.Node, list[torch.fx.Node]] = {}
@@ -205,7 +205,7 @@ def _regions(graph: torch.fx.Graph) -> list[list[torch.fx.Node]]:
 
 
 def _parts(nodes: Sequence[torch.fx.Node]) -> Iterator[list[torch.fx.Node]]:
-    """A region apart, where it would be too much for a compiler; without views at its ends."""
+    """Yield the parts of a region that is too large for a compiler, without views at their ends."""
     terms: dict[torch.fx.Node, int] = {}
     parts: dict[torch.fx.Node, int] = {}
     for node in nodes:
@@ -224,14 +224,14 @@ def _parts(nodes: Sequence[torch.fx.Node]) -> Iterator[list[torch.fx.Node]]:
 
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What a node reads, as often as it does."""
+    """Return the operands of a node, with repetitions."""
     found: list[torch.fx.Node] = []
     torch.fx.node.map_arg((node.args, node.kwargs), found.append)
     return found
 
 
 def _without_views_at_the_end(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
-    # Onnxruntime takes a transposition into the product that reads it.
+    # Onnxruntime fuses a transposition into the product that reads it.
     left = dict.fromkeys(nodes)
     for node in reversed(nodes):
         if (node.target in VIEWS or name_of(node) in MADE) and left.keys().isdisjoint(node.users):
@@ -240,7 +240,7 @@ def _without_views_at_the_end(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.N
 
 
 def _gains(node: torch.fx.Node) -> bool:
-    """Whether a node saves a pass over memory, or a call, as a part of a region."""
+    """Return True if a node saves a pass over memory, or a call, as a part of a region."""
     if not _computes(node):
         return False
     value = node.meta["val"]
@@ -255,13 +255,13 @@ def _computes(node: torch.fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class _Region:
-    """Nodes that one call takes the place of.
+    """Nodes that are replaced by one call.
 
     Attributes:
         nodes: in the order of the graph.
-        outputs: those of them that others read.
-        sizes: names for those that vary.
-        text: what they compute.
+        outputs: those that other nodes read.
+        sizes: names for their varying sizes.
+        text: the text of the region.
     """
 
     nodes: Sequence[torch.fx.Node]
@@ -271,7 +271,7 @@ class _Region:
 
 
 def _region_of(nodes: Sequence[torch.fx.Node]) -> _Region | None:
-    """The region of nodes; ``None`` where a size is none that a text can hold."""
+    """Return the region of nodes; ``None`` where a text cannot contain a size."""
     inside = set(nodes)
     outputs = [n for n in nodes if not inside.issuperset(n.users) and isinstance(n.meta["val"], torch.Tensor)]
     inputs = _inputs_of(nodes)
@@ -284,15 +284,15 @@ def _region_of(nodes: Sequence[torch.fx.Node]) -> _Region | None:
 
 
 def _inputs_of(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
-    """The tensors that nodes read of others."""
+    """Return the tensors that nodes read of other nodes."""
     inside = set(nodes)
     read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside)
     return [n for n in read if not _is_number(n)]
 
 
 def _replace(region: _Region, maker: SiteMaker) -> None:
-    """Put a call in the place of a region."""
-    # The call of a region before may have taken the place of what these read.
+    """Replace a region by a call."""
+    # The call of an earlier region may have replaced their operands.
     inputs, last = _inputs_of(region.nodes), region.nodes[-1]
     if region.sizes.told:
         inputs.append(maker.of_sizes(last, region.sizes.told))
@@ -309,10 +309,10 @@ def _text_of(
     sizes: NamedSizes,
     outputs: Sequence[torch.fx.Node],
 ) -> str:
-    """The region in words that are the same for all that compute the same.
+    """Return the text of a region, which is equal for all regions that compute the same.
 
     Raises:
-        ValueError: a size is none that a text can hold.
+        ValueError: a text cannot contain a size.
     """
     given = [(n.meta["val"].dtype, [sizes.of(size) for size in n.meta["val"].shape]) for n in inputs]
     if sizes.told:
@@ -335,7 +335,7 @@ def _text_of(
 
 
 def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node], list[torch.fx.Node]]:
-    """The text of a node's call, and its tensors and sizes by their numbers in it."""
+    """Return the text of a node's call, and its tensors and sizes in the order of their numbers in it."""
     tensors: list[torch.fx.Node] = []
     sizes: list[torch.fx.Node] = []
 
@@ -345,7 +345,7 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node], list[torch.
             known.append(value)
         return {kind: known.index(value)}
 
-    # A tensor lies in a graph in the order of its dimensions, which a view may not find in eager PyTorch.
+    # In a graph a tensor is contiguous, so a reshape never needs a copy; in eager PyTorch, a view may fail.
     target = cast(OpOverload, aten.reshape.default if node.target in _RESHAPES else node.target)
     arguments = cast("tuple[Any, ...]", torch.fx.node.map_arg(node.args, operand))
     keywords = cast("dict[str, Any]", torch.fx.node.map_arg(node.kwargs, operand))
@@ -353,7 +353,7 @@ def _call_of(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node], list[torch.
 
 
 def _sort(graph: torch.fx.Graph, kept: Sequence[torch.fx.Node]) -> None:
-    """Put nodes behind what they read, else as they are; those of ``kept`` stay in their order."""
+    """Put nodes after their operands, otherwise in the same order; those of ``kept`` keep their order."""
     placed: set[torch.fx.Node] = set()
     ordered: list[torch.fx.Node] = []
     before = dict(zip(kept[1:], kept, strict=False))

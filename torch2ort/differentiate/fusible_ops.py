@@ -1,7 +1,7 @@
-"""Which operators of a half can be part of a fused region.
+"""Operators of a half that can be part of a fused region.
 
-Those that pass over their input once or a few times, in a type in which torch's inductor was compared with
-eager PyTorch here. Random numbers, indices and what sorts are no part of one.
+These operators pass over their input once or a few times, in a dtype in which torch's inductor was compared
+with eager PyTorch here. Random numbers, indexing and sorting are not fused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REDUCTIONS = frozenset(
     }
 )  # fmt: skip
 MADE = frozenset({"full", "full_like", "ones", "ones_like", "scalar_tensor", "zeros", "zeros_like"})
-# Of a name, the overloads that compute something else.
+# Overloads of these names that compute something else.
 _OTHER = frozenset(
     {aten.div.Tensor_mode, aten.div.Scalar_mode, aten.pow.Tensor_Tensor, aten.pow.Scalar, aten.where.default}
 )
@@ -46,14 +46,14 @@ _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.bool})
 
 
 def name_of(node: torch.fx.Node) -> str:
-    """``add`` for a call of ``aten.add.Tensor``; empty for what is no operator of ATen's."""
+    """Return ``add`` for a call of ``aten.add.Tensor``; empty for a node that calls no operator of ATen's."""
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return ""
     return str(node.target._schema.name.removeprefix("aten::"))
 
 
 def is_fusible(node: torch.fx.Node) -> bool:
-    """Whether a node can be part of a region."""
+    """Return True if a node can be part of a region."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -70,13 +70,13 @@ def is_fusible(node: torch.fx.Node) -> bool:
 
 
 def _is_size(node: torch.fx.Node) -> bool:
-    """Whether a node is a whole number that sizes of the graph's inputs tell, and never negative."""
+    """Return True if a node is an integer from the sizes of the graph's inputs, and never negative."""
     value = node.meta.get("val")
     return isinstance(value, torch.SymInt) and _is_told(value, 0)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a tensor whose type and sizes compiled code can be for."""
+    """Return True if a value is a tensor with a dtype, device and sizes that compiled code supports."""
     return (
         isinstance(value, torch.Tensor)
         and value.dtype in _DTYPES
@@ -86,6 +86,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_told(size: torch.SymInt, least: int) -> bool:
-    """Whether sizes of the graph's inputs tell a number, and that it is at least so much."""
+    """Return True if the sizes of the graph's inputs determine a number that is at least ``least``."""
     lower, _ = bounds(size)
     return has_hint(size) and lower is not None and lower >= least

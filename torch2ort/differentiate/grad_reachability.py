@@ -1,8 +1,8 @@
-"""Which inputs get a gradient from which outputs, by autograd's own graph of the program.
+"""Inputs that get a gradient from given outputs, by autograd's own graph of the program.
 
-Autograd gives ``None``, not zeros, to a tensor that no differentiable path joins to the loss. A backward
-graph always computes numbers, so the difference is found here, by the outputs that have a gradient and the
-arguments for which Functions returned ``None``.
+Autograd returns ``None``, not zeros, for a tensor that no differentiable path connects to the loss. A
+backward graph always computes numbers, so the difference is found here, from the outputs that have a gradient
+and the arguments for which Functions returned ``None``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# More sets of missing gradients than these are not remembered at once; most models give one.
+# At most so many sets of missing gradients are cached; most models have one.
 _MOST_SETS = 256
 _NONE = -1, 0
 _Seen = tuple[int, int, bool]  # a step's position, one of its results, and whether a gradient arrives for it
@@ -20,12 +20,12 @@ Edge = tuple[str, int]  # the name of a call and the position of an argument of 
 
 
 class Step(NamedTuple):
-    """One step of autograd's graph.
+    """One node of autograd's graph.
 
     Attributes:
-        call: name of the call of a Function that it is the derivative of; empty for an operator.
+        call: name of the call of a Function whose derivative it is; empty for an operator.
         feed: the position of the input that it accumulates into; -1 for none.
-        inputs: the steps before, by position, and which result of each; -1 where no gradient goes.
+        inputs: position and result index of each preceding step; -1 where no gradient flows.
     """
 
     call: str
@@ -38,8 +38,9 @@ class Reach:
 
     Args:
         steps: autograd's graph.
-        outputs: the step that made each output, as in a step's inputs; -1 for one that requires no gradient.
-        arguments: call of a Function -> the positions of its arguments that are tensors.
+        outputs: step and result of each output, as in :attr:`Step.inputs`; -1 for an output that requires no
+            gradient.
+        arguments: call of a Function -> the positions of its tensor arguments.
     """
 
     def __init__(
@@ -53,24 +54,24 @@ class Reach:
         self._known: dict[Any, tuple[frozenset[_Seen], frozenset[int]]] = {}
 
     def description(self) -> dict[str, Any]:
-        """The paths as JSON can hold them."""
+        """Return the paths as JSON-compatible data."""
         return {"steps": [list(step) for step in self._steps], "outputs": list(self._outputs)}
 
     @classmethod
     def of(cls, description: Mapping[str, Any], arguments: Mapping[str, Sequence[int]]) -> Reach:
-        """What :meth:`description` described."""
+        """Build the paths from the result of :meth:`description`."""
         steps = [Step(call, feed, _pairs(inputs)) for call, feed, inputs in description["steps"]]
         return cls(steps, _pairs(description["outputs"]), arguments)
 
     def renamed(
         self, feeds: Sequence[int], calls: Mapping[str, str], arguments: Mapping[str, Sequence[int]]
     ) -> Reach:
-        """The same with other numbers of the inputs and names of the calls.
+        """Return the same paths with other positions of the inputs and names of the calls.
 
         Args:
-            feeds: of each input, its new number.
-            calls: old name -> new name; others are as good as an operator.
-            arguments: as for the class, by new name.
+            feeds: the new position of each input.
+            calls: old name -> new name; calls that are missing become operators.
+            arguments: as for the class, by the new names.
         """
         steps = [
             Step(calls.get(step.call, ""), feeds[step.feed] if step.feed >= 0 else -1, step.inputs)
@@ -80,14 +81,14 @@ class Reach:
 
     @property
     def tracked(self) -> tuple[bool, ...]:
-        """Of each output, whether it requires a gradient."""
+        """True for each output that requires a gradient."""
         return tuple(step >= 0 for step, _ in self._outputs)
 
     def inputs(self, outputs: Iterable[int], undefined: Collection[Edge] = ()) -> frozenset[int]:
-        """Positions of the inputs that a gradient of ``outputs`` reaches.
+        """Return the positions of the inputs that a gradient of ``outputs`` reaches.
 
         Args:
-            outputs: positions of those that have a gradient.
+            outputs: positions of the outputs that have a gradient.
             undefined: arguments for which a Function's backward returned ``None`` in this run.
         """
         return self._known_of(outputs, undefined)[1]
@@ -95,16 +96,16 @@ class Reach:
     def arrivals(
         self, call: str, outputs: Iterable[int], undefined: Collection[Edge] = ()
     ) -> tuple[bool, ...] | None:
-        """Which gradients autograd gives to a Function.
+        """Return which gradients autograd passes to the backward of a Function.
 
         Args:
-            call: its name.
+            call: the name of its call.
             outputs: positions of the outputs that have a gradient.
             undefined: arguments for which the Functions whose backward ran before returned ``None``.
 
         Returns:
-            One truth value per tensor that forward returned, those behind the last that is read left away;
-            ``()`` if its backward does not run at all, ``None`` if there is nothing to say.
+            One bool per tensor that forward returned, up to the last one that is read; ``()`` if its backward
+            does not run at all, ``None`` if the call is unknown.
         """
         position = self._calls.get(call)
         if position is None:
@@ -116,7 +117,7 @@ class Reach:
     def _known_of(
         self, outputs: Iterable[int], undefined: Collection[Edge]
     ) -> tuple[frozenset[_Seen], frozenset[int]]:
-        """Results that a gradient arrives at, and the inputs among what it reaches."""
+        """Return the results that a gradient arrives at, and the positions of the inputs that it reaches."""
         key = tuple(outputs), frozenset(undefined)
         known = self._known.get(key)
         if known is None:
@@ -128,7 +129,7 @@ class Reach:
         return known
 
     def _walked(self, outputs: tuple[int, ...], undefined: frozenset[Edge]) -> set[_Seen]:
-        """Results of steps to which autograd's steps give gradients, also where these are ``None``."""
+        """Return the results of steps to which autograd passes a gradient, including ``None``."""
         seen: set[_Seen] = set()
         stack = [(*self._outputs[i], True) for i in outputs if self._outputs[i] != _NONE]
         while stack:
@@ -141,7 +142,8 @@ class Reach:
             if step.call:
                 positions = self._arguments[step.call]
                 missing = {positions.index(p) for call, p in undefined if call == step.call}
-            # A Function's backward is called all the same, and what it returned for is left out.
+            # A Function's backward runs even if its gradients are None. The arguments for which it returned
+            # None are left out.
             passed = defined or bool(step.call)
             for i, before in enumerate(step.inputs):
                 if before != _NONE:
@@ -154,11 +156,11 @@ def _pairs(data: Iterable[Sequence[int]]) -> tuple[tuple[int, int], ...]:
 
 
 def traced_reach(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Reach:
-    """The paths of a run of a program under autograd, whose calls are named by the keys of their sites.
+    """Return the paths of a run of a program under autograd, with calls named by the keys of their sites.
 
     Args:
-        outputs: what it gave.
-        inputs: what it was given; leaves, or tensors that a step of their own made, as in a joint trace.
+        outputs: the results of the run.
+        inputs: the arguments of the run: leaves, or tensors with a grad_fn of their own, as in a joint trace.
     """
     feeds = {id(t): i for i, t in enumerate(inputs)}
     made = {t.grad_fn: i for i, t in enumerate(inputs) if t.grad_fn is not None}
@@ -166,7 +168,7 @@ def traced_reach(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     steps: list[Step] = []
 
     def number(function: Any) -> int:
-        """Of a node of autograd's, which waits for its inputs if it is new."""
+        """Return the position of a node of autograd; a new one is queued for its inputs."""
         if function not in found:
             found[function] = len(steps)
             leaf = getattr(function, "variable", None)

@@ -1,8 +1,8 @@
-"""Calls of Functions whose operators become part of the joint graph, forward's and backward's own.
+"""Inlining of Functions into the joint graph, forward and backward.
 
-The joint graph holds each call as one opaque operator, and one for its backward. Where the user asks for it,
-what PyTorch traces of the Function takes their places: its backward as it is written, not the derivative of
-its forward.
+The joint graph has one opaque operator for each call of a Function, and one for its backward. Where the user
+asks for it, the operators that PyTorch traces of the Function replace them. The derivative is the Function's
+own backward, not that of its forward's operators.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTH
 from torch2ort.pythonop.site import needed_inputs
 from torch2ort.support.provenance import origin_of
 
-# Constants that are equal where their texts are.
+# Types of constants that are equal if their texts are.
 _SIMPLE = (bool, int, float, str)
 
 
 @dataclass(frozen=True)
 class _Traced:
-    """The operators of one call.
+    """The operators of one call of a Function.
 
     Attributes:
-        graph: of forward and backward.
-        inputs: placeholder of each tensor that the call takes.
-        tangent: placeholder of the gradient that arrives; ``None`` if no backward was asked for.
-        output: what forward gives.
-        gradients: of each argument that needs one.
+        graph: the graph of forward and backward.
+        inputs: placeholder of each tensor argument of the call.
+        tangent: placeholder of the output's gradient; ``None`` if no backward was requested.
+        output: the result of forward.
+        gradients: the gradient of each argument that needs one.
     """
 
     graph: torch.fx.Graph
@@ -58,17 +58,17 @@ class _Traced:
 
 
 def inline(joint: Joint, *, every: bool = False) -> Joint:
-    """Put the operators of Functions in the place of their calls.
+    """Replace calls of Functions by their operators.
 
     Args:
-        joint: the graph; changed in place.
-        every: whether each Function that can be inlined is, besides those that are registered.
+        joint: the joint graph; changed in place.
+        every: inline each Function that can be inlined, not only those that are registered.
 
     Returns:
-        What the graph is now.
+        The changed joint graph.
 
     Raises:
-        ExportError: one that is registered cannot be inlined.
+        ExportError: a registered Function cannot be inlined.
     """
     graph = joint.graph_module.graph
     backwards = {node.args[2]: node for node in graph.find_nodes(op="call_function", target=PYTHON_OP_GRAD)}
@@ -100,7 +100,7 @@ def inline(joint: Joint, *, every: bool = False) -> Joint:
 
 
 def _identity(site: Site, values: Sequence[torch.Tensor]) -> Any:
-    """The same for calls that are traced to the same; ``None`` where nobody can tell."""
+    """Return a key that is equal for calls with equal traces; ``None`` where that cannot be determined."""
     constants = [value for value in site.arguments if value is not TENSOR]
     sizes = [size for value in values for size in value.shape]
     if not all(value is None or type(value) in _SIMPLE for value in constants):
@@ -112,10 +112,10 @@ def _identity(site: Site, values: Sequence[torch.Tensor]) -> Any:
 
 
 def _traced(site: Site, values: Sequence[torch.Tensor]) -> _Traced:
-    """The operators of a call.
+    """Trace the operators of a call.
 
     Raises:
-        NotInlinedError: they are not all that the call does.
+        NotInlinedError: the operators do not represent all that the call does.
     """
     refuse_to_inline(site)
     if site.known_result.outputs != (TENSOR,):
@@ -155,10 +155,10 @@ class _Called(torch.nn.Module):
 
 
 def _described(graph: torch.fx.Graph, count: int, needed: Sequence[int]) -> _Traced:
-    """A traced call with what its descriptors say.
+    """Return a traced call, by the descriptors of its placeholders and results.
 
     Raises:
-        NotInlinedError: a gradient is missing, or has nothing to do with the one that arrives.
+        NotInlinedError: a gradient is missing, or does not depend on the output's gradient.
     """
     inputs: dict[int, torch.fx.Node] = {}
     tangent = None
@@ -195,10 +195,10 @@ def _described(graph: torch.fx.Graph, count: int, needed: Sequence[int]) -> _Tra
 def _replace(
     call: torch.fx.Node, backward: torch.fx.Node | None, traced: _Traced
 ) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Copy the operators of a call to where it stands, and those of its backward to where that does.
+    """Replace a call by its operators, and the call of its backward by those of backward.
 
     Returns:
-        What stands for nodes that are gone.
+        Map of removed nodes to the nodes that replace them.
     """
     graph = call.graph
     values = dict(zip(traced.inputs, cast("list[torch.fx.Node]", call.args[0]), strict=True))
@@ -225,7 +225,7 @@ def _copy(
     place: torch.fx.Node,
     values: dict[torch.fx.Node, torch.fx.Node],
 ) -> None:
-    """Copy what ``results`` are computed by, and is not yet among ``values``, to before ``place``."""
+    """Copy the nodes that ``results`` depend on, unless ``values`` has them, to before ``place``."""
     wanted = ancestors(results, stop=values) - values.keys()
     with place.graph.inserting_before(place):
         for node in traced.graph.nodes:

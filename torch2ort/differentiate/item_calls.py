@@ -1,11 +1,11 @@
 """Numbers that forward reads out of tensors, such as ``scale = x.abs().max().item()``, as tensors or sizes.
 
-The joint trace hands tensors from forward to backward, and no numbers. A tensor of bool, int64 or float64
-without dimensions computes as Python's number does: operators take it in the type of their other operand.
-What Python computes of numbers with errors of its own, or without an end, it computes in a run, too. An
-operator that has no form with a tensor runs in PyTorch's kernel, which reads the number out of the tensor.
-Where an operator takes a size or a position, the integer becomes the size of a tensor without elements,
-which a half reads as it reads all sizes.
+The joint trace passes tensors from forward to backward, and no numbers. A tensor of bool, int64 or float64
+without dimensions computes as Python's number does: operators promote it to the dtype of their other operand.
+Python arithmetic that raises errors of its own, or is of unbounded integers, runs as Python arithmetic. An
+operator that has no overload with a tensor runs in PyTorch's kernel, which reads the number out of the
+tensor. Where an operator expects a size or a position, the integer becomes the size of a tensor without
+elements, which a half reads as it reads all sizes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch2ort.sizes.symbols import bounds, is_number
 from torch2ort.support.provenance import source_line
 
 aten = torch.ops.aten
-# Of floats as Python's, without those that raise for some numbers.
+# Operators over floats that compute as Python's do and never raise.
 _OF_FLOATS: Mapping[Any, Any] = {
     operator.add: aten.add.Tensor,
     operator.sub: aten.sub.Tensor,
@@ -54,7 +54,7 @@ _TYPES: Mapping[Any, torch.dtype] = {
     **dict.fromkeys((int, torch.SymInt), torch.int64),
     **dict.fromkeys((float, torch.SymFloat), torch.float64),
 }
-# The overload that takes a tensor where the other takes a number.
+# The overload with a tensor in the place of a number.
 _WITH_TENSORS: Mapping[Any, Any] = {
     aten.add.Scalar: aten.add.Tensor,
     aten.clamp.default: aten.clamp.Tensor,
@@ -77,29 +77,30 @@ _WITH_TENSORS: Mapping[Any, Any] = {
     aten.where.ScalarOther: aten.where.self,
     aten.where.ScalarSelf: aten.where.self,
 }
-# What fills a tensor with a number -> what fills it with ones, and where the number stands.
+# Operators that fill a tensor with a number -> those that fill it with ones, and the position of the number.
 _FILLED: Mapping[Any, tuple[Any, int]] = {
     aten.full.default: (aten.ones.default, 1),
     aten.full_like.default: (aten.ones_like.default, 1),
     aten.new_full.default: (aten.new_ones.default, 2),
 }
-# They take numbers of any type, which say how many elements there are.
+# Their arguments are numbers of any type, and determine how many elements there are.
 _COUNTS = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 _HALF = (torch.float16, torch.bfloat16)
 _TAKES = "takes a number that is read out of a tensor"
 
 
 def take_read_numbers(graph: torch.fx.Graph, *, has_kernels: bool = True) -> None:
-    """Put tensors in the place of the numbers that a program reads out of tensors.
+    """Replace the numbers that a program reads out of tensors by tensors.
 
-    Numbers with a fraction that are computed of sizes are such, too: no half computes them of its sizes.
+    Floats that are computed from sizes are replaced, too: no half computes them from its sizes.
 
     Args:
-        graph: of the program; changed in place. What still reads a number is for PyTorch's kernel.
-        has_kernels: whether PyTorch's kernels are there when the graph runs.
+        graph: of the program; changed in place. Nodes that still read a number afterwards run in PyTorch's
+            kernel.
+        has_kernels: whether PyTorch's kernels are available when the graph runs.
 
     Raises:
-        UnsupportedOperatorError: a number goes where no tensor can; names the line.
+        UnsupportedOperatorError: a number is used where no tensor can be; names the line.
     """
     for node in graph.find_nodes(op="call_function", target=_SPLIT):
         _slice(node)
@@ -122,7 +123,7 @@ def take_read_numbers(graph: torch.fx.Graph, *, has_kernels: bool = True) -> Non
 
 
 def _slice(node: torch.fx.Node) -> None:
-    """Cut a tensor at the numbers in another one, as its operator does."""
+    """Replace a split at positions that are in a tensor by slices at these numbers."""
     tensor, places, dim = (*node.args, 0)[:3]
     (count,) = places.meta["val"].shape  # type: ignore[union-attr]
     selected = [insert_call(node, aten.select.int, places, 0, i) for i in range(count)]
@@ -140,12 +141,12 @@ def _slice(node: torch.fx.Node) -> None:
 def _drop_unread(
     graph: torch.fx.Graph, numbers: Mapping[torch.fx.Node, torch.fx.Node | None], sized: set[torch.fx.Node]
 ) -> None:
-    """Take away the numbers that are no sizes, and the conditions on them.
+    """Remove the numbers that are not used as sizes, and the conditions on them.
 
     Args:
         graph: of the program.
-        numbers: all that are read or computed, in order, and the tensors that stand for them.
-        sized: those that are sizes.
+        numbers: all numbers that are read or computed, in order, and the tensors that represent them.
+        sized: the numbers that are used as sizes.
     """
     for node in reversed(list(numbers)):
         if node in sized and not _is_read(node):
@@ -165,16 +166,16 @@ def _drop_unread(
 
 
 def _is_read(node: torch.fx.Node) -> bool:
-    """Whether a number that becomes a size is read out of a tensor in a run, behind Python's own errors."""
+    """Return True if a number is read out of a tensor in a run, or is computed by Python and may raise."""
     return node.target in READS or node.target in _MAY_RAISE
 
 
 def _size_of(number: torch.fx.Node, read: torch.fx.Node) -> torch.fx.Node:
-    """The size that is the number of a tensor.
+    """Insert the size that is equal to the number in a tensor, and return it.
 
     Args:
         number: the tensor.
-        read: what read the number, in front of which the size goes.
+        read: the node that reads the number; the size is inserted before it.
     """
     low, high = bounds(read.meta["val"])
     sizes = insert_call(read, number_as_sizes, within_bounds(number, read, low, high), low, high)
@@ -185,13 +186,13 @@ def _size_of(number: torch.fx.Node, read: torch.fx.Node) -> torch.fx.Node:
 
 
 class _Taken:
-    """A node that gives or takes numbers.
+    """A node that computes or uses numbers.
 
     Args:
         graph: of the program.
-        node: of it.
-        numbers: the tensors that stand for numbers by now; ``None`` for one that no tensor stands for.
-        has_kernels: whether PyTorch's kernels are there when the graph runs.
+        node: a node of it.
+        numbers: the tensors that represent numbers so far; ``None`` for a number without one.
+        has_kernels: whether PyTorch's kernels are available when the graph runs.
     """
 
     def __init__(
@@ -206,7 +207,7 @@ class _Taken:
         self._has_kernels = has_kernels
 
     def read(self) -> torch.fx.Node:
-        """The tensor of a number that is read here."""
+        """Return the tensor of a number that the node reads."""
         source = self._node.args[0]
         assert isinstance(source, torch.fx.Node)
         dtype = source.meta["val"].dtype
@@ -215,7 +216,7 @@ class _Taken:
         return read_number(self._node, self._node)
 
     def computed(self) -> torch.fx.Node | None:
-        """The tensor of a number that is computed here of others, if one can be."""
+        """Return the tensor of a number that the node computes from others; ``None`` if there is none."""
         node = self._node
         if _is_floor_division(node):
             return None
@@ -230,7 +231,7 @@ class _Taken:
         return self._by_python() if self._has_kernels else None
 
     def _by_python(self) -> torch.fx.Node | None:
-        """The tensor of what Python computes here of the numbers that the model reads."""
+        """Return the tensor of a number that Python computes in a run; ``None`` if it has no formula."""
         node, leaves = self._node, dict[torch.fx.Node, int]()
         formula = _formula(node, leaves)
         if formula is None:
@@ -242,7 +243,7 @@ class _Taken:
         return made
 
     def _leaf(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The tensor of a number that is read, or of a size."""
+        """Return the tensor of a number that is read, or of a size."""
         if node.target in READS:
             tensor = self._numbers[node]
             assert tensor is not None
@@ -250,10 +251,10 @@ class _Taken:
         return self._call(aten.scalar_tensor.default, node, dtype=torch.int64)
 
     def replace(self) -> bool:
-        """Have an operator take tensors in the place of numbers, but where these are sizes.
+        """Replace the operator's numbers by tensors, except for those that are sizes.
 
         Returns:
-            Whether none is one.
+            False if the operator uses one of the numbers as a size.
         """
         node, expected = self._node, self._node.meta.get("val")
         if not isinstance(node.target, private.OpOverload):
@@ -281,14 +282,14 @@ class _Taken:
                 self._graph.erase_node(node)
                 return not sizes
             self._graph.erase_node(made)
-            # In half precision an operator takes Python's number as it is, and a tensor as it was rounded.
+            # In half precision, an operator uses Python's number unrounded, but a tensor's number rounded.
             if expected.dtype in _HALF:
                 break
         self._leave_to_kernel(others)
         return not sizes
 
     def _leave_to_kernel(self, numbers: list[torch.fx.Node]) -> None:
-        """Have the operator read the numbers out of tensors itself, as PyTorch's kernel can in a run."""
+        """Let the operator read the numbers out of tensors itself, as PyTorch's kernel can in a run."""
         node = self._node
         target: Any = private.functional(node.target)  # type: ignore[arg-type]
         if not self._has_kernels or target is None:
@@ -303,7 +304,7 @@ class _Taken:
         self._graph.erase_node(node)
 
     def _sizes(self) -> Iterator[torch.fx.Node]:
-        """The numbers that the operator takes as sizes or positions, which are no values of tensors."""
+        """Yield the numbers that the operator uses as sizes or positions, not as values."""
         node = self._node
         arguments = node.target._schema.arguments  # type: ignore[union-attr]
         types = {argument.name: str(argument.type) for argument in arguments}
@@ -314,7 +315,7 @@ class _Taken:
             yield from (leaf for leaf in _leaves([value]) if leaf in self._numbers)
 
     def _with_tensors(self, cast: torch.dtype | None) -> torch.fx.Node | None:
-        """The operator with tensors, if there is such a one."""
+        """Return the operator with tensors in the place of numbers; ``None`` if it has no such overload."""
         node = self._node
         target = _WITH_TENSORS.get(node.target, node.target)
         arguments = target._schema.arguments
@@ -332,7 +333,7 @@ class _Taken:
         return self._attempt(target, *given, **node.kwargs)
 
     def _filled(self) -> torch.fx.Node | None:
-        """Ones, times the number."""
+        """Return a tensor of ones, multiplied by the number that the operator fills a tensor with."""
         node, dtype = self._node, self._node.meta["val"].dtype
         ones, position = _FILLED[node.target]
         number, others = node.args[position], list(node.args)
@@ -343,10 +344,10 @@ class _Taken:
         return self._attempt(aten.mul.Tensor, made, self._tensor(number, dtype))
 
     def _tensor(self, argument: Any, cast: torch.dtype | None = None) -> Any:
-        """What stands for a number.
+        """Return the tensor that represents a number.
 
         Raises:
-            UnsupportedOperatorError: nothing does.
+            UnsupportedOperatorError: no tensor does.
         """
         tensor = self._operand(argument)
         if tensor is None:
@@ -355,7 +356,7 @@ class _Taken:
         return tensor if cast is None else self._call(aten._to_copy.default, tensor, dtype=cast)
 
     def _operand(self, argument: Any) -> Any:
-        """A number's tensor, or ``None`` if it has none; what is no number itself."""
+        """Return a number's tensor, or ``None`` if it has none; other arguments are returned unchanged."""
         if argument in self._numbers:
             return self._numbers[argument]
         if isinstance(argument, (int, float)) and not isinstance(argument, bool):
@@ -363,7 +364,7 @@ class _Taken:
         return argument
 
     def _attempt(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node | None:
-        """A call, if the operator takes its arguments."""
+        """Return a call, or ``None`` if the operator does not accept the arguments."""
         try:
             return self._call(target, *args, **kwargs)
         except (RuntimeError, TypeError):
@@ -382,11 +383,11 @@ def _refusal(node: torch.fx.Node, what: str) -> UnsupportedOperatorError:
 
 
 def _formula(node: Any, leaves: dict[torch.fx.Node, int]) -> Any:
-    """The formula for :func:`torch2ort.kernels.scalar_expressions.computed_number`, or ``None``.
+    """Return the formula for :func:`torch2ort.kernels.scalar_expressions.computed_number`, or ``None``.
 
     Args:
-        node: that gives the number; or a number.
-        leaves: those that give what it is computed of, and their positions; more are added.
+        node: the node that computes the number; or a number.
+        leaves: the nodes that the number is computed from, and their positions; new ones are added.
     """
     if not isinstance(node, torch.fx.Node):
         return node
@@ -398,7 +399,7 @@ def _formula(node: Any, leaves: dict[torch.fx.Node, int]) -> Any:
 
 
 def _is_floor_division(node: torch.fx.Node) -> bool:
-    """Whether it may be ``a // b`` of floats: torch.export has ``floor(a / b)``, which is another number."""
+    """Return True if it may be ``a // b`` of floats: torch.export has ``floor(a / b)``, which can differ."""
     step: Any = node
     for target in (_TO_FLOAT, math.floor, operator.truediv):
         if not isinstance(step, torch.fx.Node) or step.target is not target:
@@ -408,5 +409,5 @@ def _is_floor_division(node: torch.fx.Node) -> bool:
 
 
 def _leaves(items: list[Any]) -> list[Any]:
-    """Items, and those of lists among them."""
+    """Return the items, with lists among them flattened."""
     return [leaf for item in items for leaf in (item if isinstance(item, (list, tuple)) else [item])]

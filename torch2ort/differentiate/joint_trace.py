@@ -1,4 +1,4 @@
-"""From a traced program to one functional graph of its forward and its backward, by PyTorch's autograd."""
+"""One functional graph of forward and backward, traced from a program by PyTorch's autograd."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 aten = torch.ops.aten
 _DETACH = aten.detach.default
-# Behind it PyTorch says what only who traces can do.
+# The text behind it in PyTorch's messages is advice for whoever traces the program.
 _MORE = "\n\n"
-# What torch2ort itself says of them is not compared with a derivative.
+# torch2ort itself defines these operators and their derivatives.
 _OWN = (
     *(operator.getitem, _PYTHON_OP, MAPPED_CALL),
     *(checked_index, must_compute, extreme, number_as_sizes, python_number),
@@ -65,15 +65,15 @@ class Joint:
     """Forward and backward in one graph.
 
     Attributes:
-        graph_module: functional; its inputs are the program's and one gradient an output.
+        graph_module: functional; its inputs are those of the program and one gradient per output.
         inputs: placeholder -> position among the program's inputs.
         tangents: placeholder -> position of the output that it is the gradient of.
         outputs: node of each output of the program.
         written: position among the program's inputs -> node of its new value.
         gradients: position among the program's inputs -> node of its gradient.
         shared: positions of the outputs that are a view, an input or another output in eager PyTorch.
-        sites: the calls in it, which it owns.
-        checked: what the trace took sizes for that a run of forward checks, as of
+        sites: the sites of its calls, which it keeps alive.
+        checked: assumptions of the trace about sizes that a run of forward checks, as texts of
             :func:`torch2ort.differentiate.symbolic_shapes.without_names`.
     """
 
@@ -92,7 +92,7 @@ class _Flat(torch.nn.Module):
     """The program with outputs that share no memory with each other or with an input.
 
     Attributes:
-        reach: the paths of its first run.
+        reach: the differentiable paths of its first run.
         shared: positions of the outputs that its first run found to share memory.
     """
 
@@ -101,27 +101,27 @@ class _Flat(torch.nn.Module):
 
     def __init__(self, program: torch.fx.GraphModule) -> None:
         super().__init__()
-        # Not a submodule: what the program holds is no parameter of this module.
+        # In a tuple, so it is no submodule: the program's parameters are none of this module.
         self._run = (Replay(program),)
         self._has_run = False
 
     @property
     def run(self) -> Replay:
-        """What runs the program."""
+        """The interpreter of the program."""
         return self._run[0]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The program's outputs."""
+        """Return the program's outputs."""
         results = self.run.run(*tensors)
         shared = _shared(results, tensors)
         if not self._has_run:
-            # The joint trace hands weights that are no leaves to its second run.
+            # In its second run, the joint trace passes weights that are no leaves.
             self._has_run, self.shared, self.reach = True, shared, traced_reach(results, tensors)
         return tuple(r.clone() if i in shared else r for i, r in enumerate(results))
 
 
 def _shared(results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> frozenset[int]:
-    """Positions of the results that may share memory with each other or with what was given."""
+    """Return the positions of the results that may share memory with each other or with an argument."""
     return frozenset(
         i
         for i, result in enumerate(results)
@@ -134,24 +134,24 @@ def _shared(results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) ->
 def trace_joint(
     source: TracedProgram, required: Sequence[bool], *, has_kernels: bool = True
 ) -> tuple[Joint, Reach]:
-    """Let autograd differentiate a program.
+    """Differentiate a program by autograd.
 
     Args:
         source: the program.
-        required: of each of its inputs, whether a gradient is wanted.
-        has_kernels: whether PyTorch's kernels are there when the graph runs. Where they are not, an operator
-            that fits into a graph unless it is differentiated stays in it.
+        required: for each of its inputs, whether a gradient is wanted.
+        has_kernels: whether PyTorch's kernels are available when the graph runs. If they are not, an operator
+            that fits into a graph as long as it is not differentiated stays in the graph.
 
     Returns:
-        The joint graph, and which inputs get a gradient from which outputs.
+        The joint graph, and the inputs that get a gradient from each output.
 
     Raises:
-        UnsupportedOperatorError: the program has something that was not compared with eager PyTorch.
+        UnsupportedOperatorError: the program has an operator that was not compared with eager PyTorch.
     """
     program, sites, written = _prepared(source, required, has_kernels=has_kernels)
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     mode = next(v.fake_mode for v in values if isinstance(v, private.FakeTensor))
-    # Autograd's graph is of what the caller's threads and modes do not change.
+    # Autograd's graph must not depend on the caller's threads and modes.
     with (
         _named_errors(),
         torch.enable_grad(),
@@ -160,7 +160,7 @@ def trace_joint(
     ):
         with mode:
             arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
-        # Of earlier traces, whose sizes are in no tensor of this one.
+        # Symbols and assumptions of earlier traces, whose sizes are in no tensor of this one.
         forget_new_sizes(program.graph)
         forget_assumed(program.graph)
         flat = _Flat(program)
@@ -190,10 +190,10 @@ def trace_joint(
 
 @contextlib.contextmanager
 def _named_errors() -> Iterator[None]:
-    """Say of what PyTorch raises that the program is not differentiated.
+    """Raise errors of PyTorch as errors that say that the program cannot be differentiated.
 
     Raises:
-        UnsupportedOperatorError: it raised something.
+        UnsupportedOperatorError: PyTorch raised an error.
     """
     try:
         yield
@@ -210,14 +210,14 @@ def _named_errors() -> Iterator[None]:
 def _prepared(
     source: TracedProgram, required: Sequence[bool], *, has_kernels: bool
 ) -> tuple[torch.fx.GraphModule, list[Site], list[int]]:
-    """The program as autograd is to see it.
+    """Return the program in the form that autograd differentiates.
 
     Returns:
-        The program, sites that it calls besides the source's, and positions of inputs whose new values it
-        returns behind its own results.
+        The program, the sites that it calls besides those of ``source``, and the positions of inputs whose
+        new values it returns after its own results.
 
     Raises:
-        UnsupportedOperatorError: it has something that was not compared with eager PyTorch.
+        UnsupportedOperatorError: it has an operator that was not compared with eager PyTorch.
     """
     program = copy.deepcopy(source.graph_module)
     draw_in_order_of_memory(program.graph)
@@ -248,7 +248,7 @@ def _prepared(
 
 
 def _stop_gradients(graph: torch.fx.Graph) -> None:
-    """Keep gradients from what only takes its size and type from a tensor, as eager does."""
+    """Detach the tensors from which operators read only size and dtype, as eager PyTorch does."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is _DETACH or not makes_constants(node.target):
             continue
@@ -262,12 +262,12 @@ def _stop_gradients(graph: torch.fx.Graph) -> None:
 
 
 def _give_written(graph: torch.fx.Graph, required: Sequence[bool]) -> list[int]:
-    """Have the program return what it writes into inputs that require a gradient, and write into copies.
+    """Make the program write into copies of inputs that require a gradient, and return the new values.
 
-    Autograd does not see these writes, and yet the joint trace would ask for a gradient of the new value.
+    Autograd does not see these writes, but the joint trace would ask for a gradient of the new value.
 
     Returns:
-        Positions of these inputs, whose new values are behind the program's own results.
+        Positions of these inputs, whose new values are after the program's own results.
     """
     given = graph.find_nodes(op="placeholder")
     written, seen = set[torch.fx.Node](), set[torch.fx.Node]()
@@ -288,7 +288,7 @@ def _give_written(graph: torch.fx.Graph, required: Sequence[bool]) -> list[int]:
 
 
 def _give_unread(graph: torch.fx.Graph) -> None:
-    """Have the program return what it draws and nobody reads, as the joint trace would drop the draw."""
+    """Make the program return random numbers that are unused, as the joint trace would drop the draw."""
     result = graph.output_node()
     read = {result}
     for node in reversed(graph.nodes):
@@ -325,7 +325,7 @@ def refuse_write(feed: object) -> NoReturn:
 def _described(
     graph_module: torch.fx.GraphModule, source: TracedProgram, shared: frozenset[int], count: int
 ) -> Joint:
-    """A joint graph with what its descriptors say."""
+    """Return a joint graph, by the descriptors of its placeholders and results."""
     inputs: dict[torch.fx.Node, int] = {}
     tangents: dict[torch.fx.Node, int] = {}
     for node in graph_module.graph.find_nodes(op="placeholder"):
@@ -361,7 +361,7 @@ def _described(
 
 
 def _refuse_effect(description: Any) -> NoReturn:
-    """Refuse what passes through a joint graph besides the program's tensors, to keep effects in order.
+    """Refuse inputs and outputs of a joint graph that are none of the program's, and keep effects in order.
 
     Raises:
         UnsupportedOperatorError: always.
@@ -373,22 +373,22 @@ def _refuse_effect(description: Any) -> NoReturn:
 
 
 def _device_of(placeholders: Iterable[torch.fx.Node]) -> torch.device:
-    """The GPU that inputs are on; else the CPU."""
+    """Return the GPU of the inputs; the CPU if they are on none."""
     values = (node.meta.get("val") for node in placeholders)
     devices = (value.device for value in values if isinstance(value, torch.Tensor))
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
 
 def _refuse(graph: torch.fx.Graph, device: torch.device, carried: Collection[torch.fx.Node]) -> None:
-    """Refuse by name what autograd does not differentiate as in eager PyTorch, or no graph computes.
+    """Refuse operators that autograd does not differentiate as eager PyTorch does, or that no graph computes.
 
     Args:
-        graph: what is differentiated.
-        device: that its tensors are on. A number may be on the CPU, as in PyTorch.
+        graph: the nodes that are differentiated.
+        device: device of its tensors. A number may be on the CPU, as in PyTorch.
         carried: nodes that carry a gradient.
 
     Raises:
-        UnsupportedOperatorError: there is something; names its line, and what to do.
+        UnsupportedOperatorError: there is such an operator; names its line, and what to do.
     """
     for node in graph.nodes:
         values = node.meta.get("val")
@@ -408,15 +408,15 @@ def _refuse(graph: torch.fx.Graph, device: torch.device, carried: Collection[tor
 
 
 def _is_elsewhere(value: torch.Tensor, node: torch.fx.Node, device: torch.device) -> bool:
-    """Whether a tensor that ``node`` gives is on another device than a graph's."""
+    """Return True if a tensor that ``node`` computes is on another device than the graph's."""
     if value.device.type == "meta":
-        # It holds no numbers, and the program has the sizes that were read of it.
+        # It has no values, and the program contains the sizes that were read of it.
         return any(user.op == "output" for user in node.users)
     return value.device != device and (value.dim() > 0 or value.device.type != "cpu")
 
 
 def _is_known(node: torch.fx.Node, device: torch.device, *, is_differentiated: bool) -> bool:
-    """Whether PyTorch itself says what a node computes and what its derivative is, if it is asked for."""
+    """Return True if PyTorch itself defines a node's result and, where it is needed, its derivative."""
     if node.target in _OWN or private.is_of_transform(node.target):
         return True
     if isinstance(node.target, private.OpOverload):

@@ -1,4 +1,4 @@
-"""Translates one half of a step to ONNX."""
+"""Translation of one half of a step to ONNX."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def lower_half(half: Half, target: Target) -> Lowered:
     """Translate one half of a step.
 
     Args:
-        half: its graph; it is changed.
-        target: what halves are for.
+        half: the half; its graph is changed.
+        target: the target of halves.
 
     Raises:
-        UnsupportedOperatorError: an operator fits into no graph.
+        UnsupportedOperatorError: an operator cannot be part of a graph.
     """
     graph = half.graph_module.graph
     forget_new_sizes(graph)
     for node in graph.nodes:
-        # A derivative belongs to the module of what it is one of.
+        # The derivative of an operator belongs to the operator's module.
         if "nn_module_stack" not in node.meta and node.meta.get("fwd_nn_module_stack"):
             node.meta["nn_module_stack"] = node.meta["fwd_nn_module_stack"]
     outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
-"""LSTMs as the layers of oneDNN that eager PyTorch computes them with.
+"""LSTMs as oneDNN's layers, which eager PyTorch computes them with.
 
 ``aten::lstm`` on the CPU in float32 is a call of ``mkldnn_rnn_layer`` for each layer and direction
-(``aten/src/ATen/native/mkldnn/RNN.cpp`` of PyTorch), whose derivative autograd knows. As operators of the
-joint graph, forward and backward run in C++, while a whole net would be differentiated by a graph of its own
-in each step.
+(``aten/src/ATen/native/mkldnn/RNN.cpp`` of PyTorch), whose derivative autograd has. As operators of the joint
+graph, forward and backward run in C++. A whole LSTM, as one operator, would be differentiated by a graph of
+autograd's own in each step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAYER = aten.mkldnn_rnn_layer.default
 
 
 def take_apart(graph: torch.fx.Graph) -> None:
-    """Put the layers of LSTMs in the places of their calls, where eager PyTorch runs them so.
+    """Replace calls of LSTMs by calls of their layers, where eager PyTorch runs these.
 
     Args:
         graph: the nodes of a program; changed in place.
@@ -46,10 +46,10 @@ def take_apart(graph: torch.fx.Graph) -> None:
 
 
 def settle_workspaces(graph: torch.fx.Graph) -> None:
-    """Give the workspaces of layers a size that a run decides: in a trace they have no elements.
+    """Give the layers' workspaces a size that is known only in a run: in a trace they have no elements.
 
     Args:
-        graph: joint; the values of its nodes are changed.
+        graph: the joint graph; the values of its nodes are changed.
     """
     for node in graph.nodes:
         if node.target is not _LAYER:
@@ -63,9 +63,9 @@ def settle_workspaces(graph: torch.fx.Graph) -> None:
 
 
 def _is_onednns(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether eager PyTorch calls oneDNN for an LSTM over these tensors, whatever their values are."""
+    """Return True if eager PyTorch calls oneDNN for an LSTM over these tensors, whatever their values are."""
     _, hidden, cell, *_ = tensors
-    # Of no elements, or with projections, it does not; of sizes that vary nobody knows whether they are zero.
+    # It does not for tensors without elements, or with projections; sizes that vary may be zero.
     return hidden.shape[-1] == cell.shape[-1] and all(
         t.dtype is torch.float32
         and t.device.type == "cpu"
@@ -75,7 +75,7 @@ def _is_onednns(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _runner(arguments: dict[str, Any]) -> Callable[..., Sequence[torch.Tensor]]:
-    """What runs the layers, from the tensors of the call to its three results."""
+    """Return a function that runs the layers, from the tensors of the call to its three results."""
     has_biases, layers, train, bidirectional, batch_first = (
         arguments[name] for name in ("has_biases", "num_layers", "train", "bidirectional", "batch_first")
     )

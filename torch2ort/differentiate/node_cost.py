@@ -1,7 +1,7 @@
-"""Estimated time of the operators of a joint graph, in nanoseconds of one thread.
+"""Estimated times of the operators of a joint graph, in nanoseconds of one thread.
 
-The weights were measured on an Intel Xeon with AVX-512, on memory that is cold. Ratios of operators are what
-decisions depend on, and travel between processors better than the numbers do.
+The weights were measured on an Intel Xeon with AVX-512, with cold memory. Decisions depend on ratios of
+operators, which differ less between processors than the times do.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch2ort.differentiate.symbolic_shapes import elements
 from torch2ort.program.kernel_sites import arguments_of
 from torch2ort.sizes.symbols import size_hint
 
-# Nanoseconds of a multiplication and an addition in a product.
+# Nanoseconds of a multiplication and an addition in a matrix product.
 _MULTIPLICATION = 0.02
-# Nanoseconds an element, of what reads and writes memory and little else, and of a call.
+# Nanoseconds per element of an operator that mainly reads and writes memory, and nanoseconds of a call.
 _PASS, _CALL = 0.6, 3000.0
-# The same of operators that compute more.
+# Nanoseconds per element of operators that compute more.
 _PER_ELEMENT = {
     **dict.fromkeys(
         ("cos", "elu", "exp", "expm1", "log", "log1p", "sigmoid", "silu", "sin", "softplus"), 1.2
@@ -36,10 +36,10 @@ _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def estimated_nanoseconds(node: torch.fx.Node) -> float:
-    """The time of one operator; zero for a view, and for what is no operator.
+    """Return the time of one operator; zero for a view, and for a node that is no operator.
 
     Args:
-        node: of a joint graph, functional.
+        node: of a joint graph, which is functional.
     """
     if node.op != "call_function" or node.target is operator.getitem or node.target in VIEWS:
         return 0.0
@@ -54,7 +54,7 @@ def estimated_nanoseconds(node: torch.fx.Node) -> float:
 
 
 def _multiplications(node: torch.fx.Node, name: str) -> float:
-    """How many multiplications of products and convolutions an operator makes."""
+    """Return the number of multiplications in a matrix product, a convolution or attention; 0 for others."""
     if name in ("addmm", "baddbmm", "bmm", "mm"):
         rows = node.all_input_nodes[-2].meta["val"].shape[-1] if len(node.all_input_nodes) > 1 else 1
         return float(elements(node.meta["val"]) * size_hint(rows))

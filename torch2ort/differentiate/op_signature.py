@@ -1,4 +1,4 @@
-"""An operator of a half by itself: what tells it from others, and a half that computes it alone."""
+"""One operator of a half: texts that identify it, and a half that computes it alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LARGE = 4096
 
 
 def is_fixed(node: torch.fx.Node) -> bool:
-    """Whether all tensors that a node reads and gives are of sizes that do not vary, and floats of float32.
+    """Return True if all tensors that a node reads and computes have fixed sizes, and floats are float32.
 
-    In other types PyTorch's kernels round where eager PyTorch does, and the rule keeps to them.
+    In other dtypes PyTorch's kernels round where eager PyTorch does, so the rule always uses them.
     """
     if not isinstance(node.target, OpOverload):
         return False
@@ -31,32 +31,32 @@ def is_fixed(node: torch.fx.Node) -> bool:
 
 
 def signature(node: torch.fx.Node) -> str:
-    """The operator, and its arguments with tensors as types and sizes."""
+    """Return a text of the operator and its arguments, with tensors as dtypes and sizes."""
     return json.dumps([str(node.target), *_arguments(node, _sizes)])
 
 
 def description(node: torch.fx.Node) -> str:
-    """All that an operator's time hangs on: arguments, orders of dimensions, and which results are read."""
+    """Return a text of all that an operator's time depends on: arguments, layouts and the results in use."""
     read = sorted(_numbers(node))
     return json.dumps([str(node.target), *_arguments(node, _layout), read])
 
 
 def elements(node: torch.fx.Node) -> int:
-    """How many numbers an operator reads and gives, or did in the sample."""
+    """Return how many elements an operator reads and computes; for sizes that vary, those of the sample."""
     values = [value for n in (node, *node.all_input_nodes) for value in _values(n)]
     return sum(elements_of(value) for value in values if value is not None)
 
 
 def words(node: torch.fx.Node) -> str:
-    """An operator and the sizes of what it reads, for people."""
+    """Return an operator and the sizes of its operands, for messages."""
     sizes = [str(list(n.meta["val"].shape)) for n in node.all_input_nodes]
     return f"{node.target} of {', '.join(sizes)}"
 
 
 def alone(node: torch.fx.Node) -> tuple[Half, torch.fx.Node]:
-    """A half that computes one operator.
+    """Build a half that computes one operator.
 
-    What is a tensor with its dimensions in another order is read as that, as ONNX Runtime takes many
+    An operand that is a tensor with permuted dimensions remains one, as ONNX Runtime fuses many
     transpositions into the operator that reads them.
 
     Args:
@@ -99,7 +99,7 @@ def _part(node: torch.fx.Node, number: int) -> torch.fx.Node:
 
 
 def _numbers(node: torch.fx.Node) -> set[int]:
-    """Which of several results are read."""
+    """Return the indices of the results that are used, of an operator with several."""
     if not isinstance(node.meta["val"], (list, tuple)):
         return set()
     return {cast(int, user.args[1]) for user in node.users if user.target is operator.getitem}

@@ -1,8 +1,8 @@
-"""Operators that autograd is to differentiate as a whole, in PyTorch's kernels.
+"""Operators that autograd differentiates as a whole, in PyTorch's kernels.
 
-A recurrent net is one operator of torch2ort's own in a trace, the parts of some calculations with matrices
-check a value as they go, and the derivative of a product goes another way in a trace. As a call of PyTorch's
-kernel each is what a call of a Function is: its derivative is opaque, and PyTorch's own.
+A recurrent net is one operator of torch2ort's own in a trace. The parts of some operators of linear algebra
+check values while they run. The derivative of a product has another formula in a trace. As calls of PyTorch's
+kernels, these operators are like calls of Functions: their derivatives are opaque, and PyTorch's own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch2ort.program.kernel_sites import SiteMaker, arguments_of
 from torch2ort.program.runtime_assertions import READS
 from torch2ort.pythonop import Site
 
-# Autograd asks a product how many zeros are in it, and goes another way in a trace, which cannot say. It
-# differs where the product is no number. So does the gradient of the smallest of all: in a trace it is
-# multiplied by 0 or 1. The others refuse classes that there are not; their parts do not.
+# For a product, autograd counts the zeros among the factors, and uses another formula in a trace, which
+# cannot count them. The results differ where the product is NaN. So does the gradient of the smallest of all
+# elements: in a trace it is multiplied by 0 or 1. The other operators refuse classes that do not exist; their
+# parts do not.
 _EAGERS_OWN = frozenset(
     {
         torch.ops.aten.max.default,
@@ -38,27 +39,27 @@ _EAGERS_OWN = frozenset(
     }
 )
 
-# Recurrent nets and operators of libraries besides.
+# Recurrent nets and operators of libraries stay whole, too.
 STAY_WHOLE = _EAGERS_OWN | CHECKING
 
 
 def keep_whole(
     graph: torch.fx.Graph, required: Iterable[torch.fx.Node], *, if_differentiated: bool = False
 ) -> list[Site]:
-    """Make calls of PyTorch's kernels of the operators that stay whole.
+    """Replace operators that stay whole by calls of PyTorch's kernels.
 
     Args:
         graph: the nodes of a program, regions without gradient inlined; changed in place.
         required: placeholders that require a gradient.
-        if_differentiated: whether only those do that carry a gradient.
+        if_differentiated: replace only the operators that carry a gradient.
 
     Returns:
-        The sites of the calls, which live as long as somebody holds them.
+        The sites of the calls, which the caller must keep alive.
 
     Raises:
-        UnsupportedOperatorError: one takes or gives something that a graph cannot hold.
+        UnsupportedOperatorError: an operator has an argument or a result that a graph cannot represent.
     """
-    # Where PyTorch's kernels are not there, those of libraries are neither.
+    # Without PyTorch's kernels, those of libraries are not available either.
     has_libraries = not if_differentiated
     chosen = [n for n in graph.nodes if _stays_whole(n) or (has_libraries and is_foreign(n.target))]
     if not chosen:
@@ -81,7 +82,7 @@ def _stays_whole(node: torch.fx.Node) -> bool:
 
 
 def _is_bag_in_bfloat16(node: torch.fx.Node) -> bool:
-    """Whether ``node`` gives places of another number than PyTorch's fake kernel says."""
+    """Return True if ``node`` computes another number of positions than PyTorch's fake kernel says."""
     if node.target is not torch.ops.aten.embedding_bag.padding_idx or arguments_of(node)["sparse"]:
         return False
     return bool(node.meta["val"][0].dtype == torch.bfloat16)

@@ -1,15 +1,16 @@
-"""Activations that backward recomputes instead of keeping them.
+"""Activations that backward recomputes instead of forward saving them.
 
-What takes a few operations an element from values that are kept anyway is not kept itself: a GELU or a
+Values are not saved that take a few operations per element to compute from saved values: a GELU or a
 normalisation, which the next layer's weight gradient reads, the steps of an activation that the model writes
-out, the probabilities of attention. What is recomputed takes a share of the step's time that is given, and
-frees most memory for it. Nothing is kept for it that eager PyTorch would not save, so that no more
-tensors must stay as they are until backward. Known as selective activation recomputation: Korthikanti et al.,
+out, the probabilities of attention. Their recomputation takes at most a given share of the step's time, and
+frees the most memory for it. It saves no value that eager PyTorch would not save, so no more tensors must
+stay unchanged until backward. The method is known as selective activation recomputation: Korthikanti et al.,
 Reducing Activation Recomputation in Large Transformer Models, 2022, section 5.
 
-Eager's backward reads the activation, whatever became of the tensors behind it, and writes by ``.data`` or
-NumPy leave no mark. So nothing is computed from memory that code outside of the graph can write to: of a
-small input, such as a normalisation's weight, forward makes a copy, and what needs another is kept.
+Eager PyTorch's backward reads the saved activation, even if the tensors that it was computed from have
+changed since, and writes by ``.data`` or NumPy do not change a version. So nothing is recomputed from memory
+that code outside of the graph can write to: forward copies a small input, such as a normalisation's weight,
+and a value that needs a larger input is saved.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from torch2ort.sizes.symbols import size_hint
 
 aten = torch.ops.aten
 
-# The share of a step's time that recomputation takes at most by default.
+# The default of the highest share of a step's time that recomputation takes.
 DEFAULT_SHARE = 0.01
-# They pass over their input once, or a few times.
+# Operators that pass over their input once, or a few times.
 _CHEAP = frozenset(
     {
         "_softmax", "_to_copy", "abs", "add", "arange", "bitwise_and", "bitwise_not", "bitwise_or", "ceil",
@@ -46,28 +47,28 @@ _CHEAP = frozenset(
     }
 )  # fmt: skip
 _PRODUCTS = frozenset({"baddbmm", "bmm"})
-# Longest rows of such a product's operands: a head's size. With longer ones the product is no longer cheap.
+# The longest rows of such a product's operands: a head's size. With longer ones the product is not cheap.
 _LONGEST_ROWS = 256
-# Operations between a value and what it is computed from. All that lies between is in memory at once, so that
-# a long chain would be kept after all, only later.
+# The most operations between a value and those that it is computed from. All values in between are in memory
+# at once, so a long chain would only be stored later.
 _DEEPEST = 8
-# The same of values that a fused region computes in registers, and how many elements these have at most.
+# The same for values that a fused region computes in registers, and the most elements of such a value.
 _DEEPEST_FUSED = 64
 _TINY = 4096
-# Smaller values, in bytes, are not worth the operators.
+# Values of fewer bytes are not worth the operators.
 SMALLEST = 1 << 16
 
 
-# A copy of an input is worth an activation that is this many times as large.
+# A copy of an input is worthwhile for an activation that is so many times as large.
 _TIMES_A_COPY = 8
 _Nodes = frozenset[torch.fx.Node]
 
 
 class Recomputed(NamedTuple):
-    """What backward recomputes.
+    """The values that backward recomputes.
 
     Attributes:
-        values: nodes of forward whose value backward reads.
+        values: nodes of forward whose values backward reads.
         copied: inputs that they are computed from, by copies that forward makes.
     """
 
@@ -78,14 +79,14 @@ class Recomputed(NamedTuple):
 def recomputed(
     joint: Joint, read: Collection[torch.fx.Node], *, fuses: bool = False, share: float = DEFAULT_SHARE
 ) -> Recomputed:
-    """Those among what backward reads that it can compute cheaply from the others.
+    """Return the values that backward reads and can compute cheaply from the others.
 
     Args:
-        joint: the graph.
-        read: nodes whose value backward reads.
-        fuses: whether what is cheap runs in fused regions, where a value of few elements takes less time to
-            compute than to hand over.
-        share: of the step's estimated time that recomputation may take.
+        joint: the joint graph.
+        read: nodes whose values backward reads.
+        fuses: whether cheap operators run in fused regions, where a value of few elements takes less time to
+            compute than to save and read.
+        share: fraction of the step's estimated time that recomputation may take.
     """
     possible = _recomputable(joint, set(read), read, fuses=fuses)
     chosen = _affordable(joint, possible.values, read, share)
@@ -93,9 +94,9 @@ def recomputed(
 
 
 def _affordable(joint: Joint, possible: _Nodes, read: Collection[torch.fx.Node], share: float) -> _Nodes:
-    """Those that free most memory for their time, as long as that is within a share of the step's."""
+    """Return the nodes that free the most memory for their time, within a share of the step's time."""
     left = share * sum(map(estimated_nanoseconds, joint.graph_module.graph.nodes))
-    # What is kept ends the way back from a value, and what is recomputed for itself.
+    # The way back from a value ends at saved values, and at those that are recomputed for themselves.
     ends = {*read, *joint.inputs}
     costs: dict[torch.fx.Node, float] = {}
     for node in possible:
@@ -116,13 +117,14 @@ def _affordable(joint: Joint, possible: _Nodes, read: Collection[torch.fx.Node],
 def _recomputable(
     joint: Joint, candidates: Collection[torch.fx.Node], read: Collection[torch.fx.Node], *, fuses: bool
 ) -> Recomputed:
-    """Those among some candidates that are cheap to compute from the rest of what is read."""
+    """Return those of some candidates that are cheap to compute from the other values that are read."""
     given = set(read)
     again: set[torch.fx.Node] = set()
     copied: set[torch.fx.Node] = set()
     outputs = {owner_of(node) for node in joint.outputs}
     held, exposed = outputs | {owner_of(n) for n in held_by_functions(joint)}, outputs | joint.inputs.keys()
-    # How many operations are between a value and what is kept, and what of that others can write to.
+    # The number of operations between a value and saved values, and those of the latter that others can write
+    # to.
     depths: dict[torch.fx.Node, int] = {}
     behind: dict[torch.fx.Node, _Nodes] = {}
     for node in joint.graph_module.graph.nodes:
@@ -146,7 +148,7 @@ def _are_small(nodes: Collection[torch.fx.Node], beside: torch.fx.Node) -> bool:
 
 
 def _depth(node: torch.fx.Node, depths: dict[torch.fx.Node, int]) -> int | None:
-    """Operations between a node and what is kept; ``None`` if it is not to be computed from that."""
+    """Return the operations between a node and saved values; ``None`` if it cannot be computed from them."""
     read = node.all_input_nodes
     if node.op != "call_function" or not depths.keys() >= set(read):
         return None
@@ -161,7 +163,8 @@ def _is_cheap(node: torch.fx.Node) -> bool:
         return False
     name = node.target._schema.name.removeprefix("aten::")
     if rounds_in_half(node):
-        # A call of PyTorch's kernel, which takes longer than one of ONNX Runtime's, and the memory is half.
+        # A call of PyTorch's kernel, which takes longer than ONNX Runtime's operators, for half of the
+        # memory.
         return False
     if name in _PRODUCTS:
         first, second = (n.meta["val"] for n in node.all_input_nodes[-2:])
@@ -176,7 +179,7 @@ def _is_tiny(node: torch.fx.Node) -> bool:
 
 
 def is_large(node: torch.fx.Node) -> bool:
-    """Whether a node's memory is worth an operator."""
+    """Return True if a node's memory is worth an operator."""
     return isinstance(node.meta["val"], torch.Tensor) and _bytes(node) >= SMALLEST
 
 

@@ -1,7 +1,7 @@
 """Registered gradients in a program that autograd differentiates.
 
-What a user registered is the gradient of an ONNX operator. Where all that a call is translated to has such
-gradients, they are the call's derivative; any other call keeps PyTorch's, or its Function's own.
+A user registers the gradient of an ONNX operator. Where all operators that a call is translated to have
+registered gradients, these are the call's derivative; any other call keeps PyTorch's, or its Function's own.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _KERNELS = frozenset({"PythonOp", "ATen"})
 
 
 def map_calls(source: TracedProgram, required: Sequence[bool], target: Target) -> TracedProgram:
-    """Give the calls of a program the derivatives that users registered.
+    """Replace the derivatives of a program's calls by those that users registered.
 
     Args:
-        source: a program as it was traced.
-        required: of each of its inputs, whether a gradient is wanted.
-        target: what graphs are for.
+        source: the traced program.
+        required: for each of its inputs, whether a gradient is wanted.
+        target: the target of graphs.
 
     Returns:
         The program, or a copy with such calls.
 
     Raises:
-        ExportError: what was registered describes no gradient.
+        ExportError: a registered function describes no gradient.
     """
     if not gradients.entries():
         return source
@@ -78,7 +78,7 @@ def _may_be_mapped(node: torch.fx.Node) -> bool:
 
 
 def _mapped(node: torch.fx.Node, needed: set[torch.fx.Node], target: Target) -> MappedCall | None:
-    """What a call is translated to; ``None`` where Python or PyTorch's kernels have a part in it."""
+    """Return the translation of a call; ``None`` where it contains Python or PyTorch's kernels."""
     inputs = node.all_input_nodes
     graph = torch.fx.Graph()
     given = {n: graph.placeholder(n.name) for n in inputs}
@@ -115,7 +115,7 @@ def _mapped(node: torch.fx.Node, needed: set[torch.fx.Node], target: Target) -> 
 
 
 def _results(graph: torch.fx.Graph, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """A node, or one node for each of the tensors that it gives."""
+    """Yield a node, or one node for each of the tensors that it computes."""
     value = node.meta["val"]
     if isinstance(value, torch.Tensor):
         yield node
@@ -127,7 +127,7 @@ def _results(graph: torch.fx.Graph, node: torch.fx.Node) -> Iterator[torch.fx.No
 
 
 def _replace(node: torch.fx.Node, call: MappedCall) -> torch.fx.Node:
-    """Put a mapped call in the place of ``node``, and return what gives its result."""
+    """Replace ``node`` by a mapped call, and return the node of its result."""
     graph = node.graph
     single = isinstance(node.meta["val"], torch.Tensor)
     with graph.inserting_before(node):

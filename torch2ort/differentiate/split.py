@@ -1,7 +1,7 @@
-"""A joint graph apart: forward, and the backward for a set of outputs that have a gradient.
+"""The split of a joint graph into forward, and a backward for a set of outputs that have a gradient.
 
-Forward computes what the outputs need, and every Function and every random number. What backward reads of
-it is kept, or computed anew from what is kept where that is cheap.
+Forward computes the outputs, and runs every Function and every random operator. The values of forward that
+backward reads are saved, or recomputed from saved values where that is cheap.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Half:
 
     Attributes:
         graph_module: the graph.
-        inputs: what each placeholder is, a node of the joint graph.
-        outputs: what each result is, a node of the joint graph; each once.
+        inputs: the node of the joint graph that each placeholder represents.
+        outputs: the node of the joint graph that each result represents; each once.
     """
 
     graph_module: torch.fx.GraphModule
@@ -54,17 +54,17 @@ class Half:
 
 
 class Split:
-    """Which nodes of a joint graph run in forward.
+    """The nodes of a joint graph that run in forward, and the values that it saves for backward.
 
     Args:
         joint: the graph.
         fuses: whether the halves' operators run in fused regions.
-        share: of the step's time that backward may take to recompute what is not kept.
+        share: fraction of the step's time that backward may spend on recomputing values that are not saved.
 
     Attributes:
-        read: nodes whose value backward reads; placeholders among them.
-        kept: those of them that it does not compute anew; behind them copies of inputs that it computes from,
-            and what tells sizes that they do not.
+        read: nodes whose values backward reads, placeholders included.
+        kept: nodes of ``read`` that backward does not recompute, then copies of inputs that it recomputes
+            from, and last a tensor for the sizes that they do not have.
 
     Raises:
         UnsupportedOperatorError: backward draws random numbers.
@@ -75,7 +75,7 @@ class Split:
         self._dependent = dependent_on(joint.graph_module.graph, joint.tangents)
         results = [*joint.outputs, *joint.written.values()]
         given = [n for n in joint.graph_module.graph.nodes if n not in self._dependent]
-        # Of what a number is read out of, nodes read the sizes, which are no arguments of theirs here.
+        # Nodes use the sizes of a tensor that a number is read out of, which are no arguments of theirs here.
         run = [n for n in given if _is_impure(n) or n.target is number_as_sizes]
         self._forward = ancestors([*results, *run]) | joint.inputs.keys()
         for node in joint.graph_module.graph.nodes:
@@ -97,12 +97,12 @@ class Split:
         self._copies = {node: _copy_of(node) for node in copied}
         sizes = () if self._sizes is None else (self._sizes,)
         self.kept = (*kept, *self._copies.values(), *sizes)
-        # Kept values that go from half to half as they lie in memory, and the order of dimensions there.
+        # Saved values that are passed in their memory layout, with the order of dimensions in it.
         lying = {node: _order_in_memory(node) for node in kept if node not in {*results, *joint.inputs}}
         self._lying = {node: order for node, order in lying.items() if order is not None}
 
     def _read_by_backward(self) -> tuple[torch.fx.Node, ...]:
-        """Nodes of forward that backward reads, in the order of the graph."""
+        """Return the nodes of forward that backward reads, in the order of the graph."""
         found: set[torch.fx.Node] = set()
         seen: set[torch.fx.Node] = set()
         stack = list(self._joint.gradients.values())
@@ -121,11 +121,11 @@ class Split:
         return node in self._forward and (node.target not in VIEWS or node.op == "placeholder")
 
     def _sizes_beside(self, kept: Collection[torch.fx.Node]) -> torch.fx.Node | None:
-        """What stands for a tensor with the sizes that backward needs and no tensor that is kept has."""
+        """Return the node of a tensor for the sizes that backward needs and no saved tensor has, if any."""
         wanted: set[str] = set()
         calls = (n for n in self._dependent if n.target is PYTHON_OP_GRAD)
         for node in ancestors((*self._joint.gradients.values(), *calls), stop={*kept, *self._tokens}):
-            # Zeros stand for what depends on a gradient that is missing.
+            # Zeros replace values that depend on a missing gradient.
             shape = node.meta["val"].shape if node in self._dependent and _is_tensor(node) else ()
             wanted.update(symbols_in((node.args, node.kwargs, tuple(shape))))
         wanted.update(symbols_in([tuple(node.meta["val"].shape) for node in kept if _has_parts(node)]))
@@ -136,7 +136,7 @@ class Split:
         return carrier(wanted, [n for n in nodes if n not in self._dependent and _is_tensor(n)])
 
     def forward(self) -> Half:
-        """The forward graph: outputs, new values of written inputs, what backward reads."""
+        """Build the forward graph: outputs, new values of written inputs, and values that backward reads."""
         joint = self._joint
         graph = torch.fx.Graph()
         values: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -168,7 +168,7 @@ class Split:
     def _with_sizes_of(
         self, running: Iterable[torch.fx.Node], read: Collection[torch.fx.Node]
     ) -> list[torch.fx.Node]:
-        """Inputs that forward needs besides ``read``, to know the sizes in its nodes."""
+        """Return the inputs that forward needs besides ``read``, for the sizes in its nodes."""
         wanted = {symbol for node in running for symbol in symbols_in((node.args, node.kwargs))}
         if self._sizes is not None:
             wanted.update(carried(self._sizes.meta["val"]))
@@ -182,10 +182,10 @@ class Split:
         return found
 
     def backward(self, missing: Collection[int]) -> tuple[Half, dict[int, torch.fx.Node]]:
-        """The backward graph, and the node of each input's gradient.
+        """Build the backward graph, and map each input's position to the node of its gradient.
 
         Args:
-            missing: positions of the outputs that have no gradient.
+            missing: positions of the outputs without a gradient.
         """
         joint = self._joint
         present = _Present(joint, self._dependent, missing)
@@ -205,7 +205,8 @@ class Split:
         needed = ancestors(outputs, stop={*values, *self._tokens}) - self._tokens
         again = ChainMap({node: values[copy] for node, copy in self._copies.items()}, values)
         for node in joint.graph_module.graph.nodes:
-            # Another backward may have to read what a Function's call gave nobody.
+            # The call of a Function's backward is copied even if its gradients are unused: another backward
+            # may have to read its results.
             wanted = node in needed or (node.target is PYTHON_OP_GRAD and not present.is_zero(node))
             if not wanted or node in values or node.op == "placeholder" or present.is_zero(node):
                 continue
@@ -223,9 +224,9 @@ class Split:
         present: _Present,
         sizes: SizeNodes,
     ) -> None:
-        """Put a node of the joint graph, and what it reads, into the backward graph.
+        """Copy a node of the joint graph, and the nodes that it reads, into the backward graph.
 
-        ``again`` has what is computed of copies, in front of the other values.
+        ``again`` contains the values that are computed from copies, in front of the other values.
         """
         values = again.parents
         if present.stands_for(node) is not node:
@@ -251,15 +252,15 @@ class Split:
         else:
             values[node] = copied_node(graph, node, sizes, lambda n: values[present.stands_for(n)])
             if not again.maps[0].keys().isdisjoint(node.all_input_nodes) and node not in self._dependent:
-                # A view that both what is computed anew and a derivative may read.
+                # A view that both a recomputed value and a derivative may read.
                 again[node] = copied_node(graph, node, sizes, again.__getitem__)
 
 
 class _Present:
-    """What is left of a backward graph when some outputs have no gradient.
+    """The part of a backward graph that remains when some outputs have no gradient.
 
-    A backward graph is linear in the gradients that come in: what depends on missing ones alone is zero, and
-    autograd does not compute it.
+    A backward graph is linear in the outputs' gradients. A node that depends only on missing ones is zero,
+    and autograd does not compute it.
     """
 
     def __init__(self, joint: Joint, dependent: set[torch.fx.Node], missing: Collection[int]) -> None:
@@ -278,11 +279,11 @@ class _Present:
                 self._same[node] = left[0]
 
     def is_zero(self, node: torch.fx.Node) -> bool:
-        """Whether a node is the gradient of nothing."""
+        """Return True if a node depends only on gradients that are missing."""
         return node in self._zero
 
     def stands_for(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The node whose value it has."""
+        """Return the node that has the value of ``node``: the other term of a sum with a missing gradient."""
         while node in self._same:
             node = self._same[node]
         return node
@@ -299,7 +300,7 @@ def copied_node(
     sizes: SizeNodes,
     nodes: Callable[[torch.fx.Node], torch.fx.Node],
 ) -> torch.fx.Node:
-    """A node of a joint graph in a half, which computes its sizes; ``nodes`` gives its arguments."""
+    """Copy a node of a joint graph into a half, which computes its sizes; ``nodes`` maps its arguments."""
     args, kwargs = sizes.mapped((node.args, node.kwargs), nodes)
     made = graph.create_node(node.op, node.target, args, kwargs, node.name)
     made.meta = dict(node.meta)
@@ -307,7 +308,7 @@ def copied_node(
 
 
 def _order_in_memory(node: torch.fx.Node) -> list[int] | None:
-    """The order of dimensions in which a value of fixed sizes lies in memory, if that is not its own."""
+    """Return the order of dimensions in memory of a value of fixed sizes; ``None`` for the default order."""
     value = node.meta["val"]
     if not all(isinstance(size, int) for size in value.shape):
         return None
@@ -316,7 +317,7 @@ def _order_in_memory(node: torch.fx.Node) -> list[int] | None:
 
 
 def _copy_of(node: torch.fx.Node) -> torch.fx.Node:
-    """A node of no graph that stands for a copy of an input."""
+    """Return a node of no graph that represents a copy of an input."""
     made = torch.fx.Graph().placeholder(f"{node.name}_copy")
     made.meta = dict(node.meta)
     return made
@@ -331,10 +332,10 @@ def _zeros(graph: torch.fx.Graph, node: torch.fx.Node, sizes: SizeNodes) -> torc
 
 
 def placeholder_of(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
-    """An input of a half for a node of the joint graph."""
+    """Add an input to a half for a node of the joint graph."""
     made, value = graph.placeholder(node.name), node.meta["val"].detach()
     if not isinstance(value.storage_offset(), int):
-        # A half gets memory of the value's own; the number would be taken for one that it can read there.
+        # A half gets a tensor with its own memory, and would read the offset's symbol as a size of an input.
         with value.fake_mode:
             value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     made.meta = {"val": value}
@@ -348,7 +349,7 @@ def _has_parts(node: torch.fx.Node) -> bool:
 def _with_names(
     graph: torch.fx.Graph, placeholder: torch.fx.Node, node: torch.fx.Node, sizes: SizeNodes
 ) -> torch.fx.Node:
-    """An input that has the sizes of the joint graph's node again, while the placeholder has others."""
+    """Return an input with the sizes of the joint graph's node; its placeholder gets other sizes."""
     placeholder.meta["val"] = nameless(node.meta["val"])
     made = graph.call_function(of_sizes, (placeholder, [sizes.of(size) for size in node.meta["val"].shape]))
     made.meta = dict(node.meta)
@@ -356,7 +357,7 @@ def _with_names(
 
 
 def dependent_on(graph: torch.fx.Graph, nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """``nodes``, such as the gradients of outputs, and all that is computed of them."""
+    """Return ``nodes``, such as the gradients of outputs, and all nodes that are computed from them."""
     found = set(nodes)
     for node in graph.nodes:
         if node.op == "call_function" and not found.isdisjoint(node.all_input_nodes):
@@ -365,7 +366,7 @@ def dependent_on(graph: torch.fx.Graph, nodes: Iterable[torch.fx.Node]) -> set[t
 
 
 def ancestors(nodes: Iterable[torch.fx.Node], stop: Collection[torch.fx.Node] = ()) -> set[torch.fx.Node]:
-    """``nodes`` and all that they are computed of, of ``stop`` nothing further."""
+    """Return ``nodes`` and all nodes that they are computed from, up to those of ``stop``."""
     found: set[torch.fx.Node] = set()
     stack = list(nodes)
     while stack:
@@ -378,7 +379,7 @@ def ancestors(nodes: Iterable[torch.fx.Node], stop: Collection[torch.fx.Node] = 
 
 
 def _tokens(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """What ties a Function's backward to its forward, and is no tensor of the model's."""
+    """Return the results that connect a Function's backward to its forward, which are no tensors."""
     return {
         node
         for node in graph.nodes

@@ -1,4 +1,4 @@
-"""What the halves of a step are translated for."""
+"""The target of the halves of a step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from torch2ort.sizes.symbols import has_hint, size_hint
 from torch2ort.symbolics.backward_decompositions import with_small_derivatives
 
 aten = torch.ops.aten
-# What ONNX does as well as PyTorch's kernels. All else, derivatives and what functionalisation leaves among
-# it, runs in those: nobody compared torch.onnx's translations of it.
+# Operators that ONNX Runtime computes as well as PyTorch's kernels. All others run in those kernels,
+# including derivatives and operators from functionalisation, as torch.onnx's translations of them are
+# untested.
 _IN_ONNX = frozenset(
     {
         "_log_softmax", "_softmax", "_to_copy", "_unsafe_view", "add", "addmm", "alias", "arange",
@@ -28,14 +29,14 @@ _IN_ONNX = frozenset(
         "sum", "sym_size", "t", "tanh", "transpose", "unsqueeze", "view", "where", "zeros", "zeros_like",
     }
 )  # fmt: skip
-# Onnxruntime takes four times as long for each of them; a call costs as much as some 30,000.
+# Onnxruntime takes four times as long for each element; a call costs as much as some 30,000 elements.
 _MANY = 1 << 15
 # Input channels from which on oneDNN's convolution is faster than ONNX Runtime's.
 _WIDE = 32
 
 
 def is_left_to_pytorch(node: torch.fx.Node) -> bool:
-    """Whether PyTorch's kernel does a node of a half."""
+    """Return True if PyTorch's kernel computes a node of a half."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
@@ -44,7 +45,7 @@ def is_left_to_pytorch(node: torch.fx.Node) -> bool:
 
 
 def _rounds_many(node: torch.fx.Node) -> bool:
-    """Whether so many numbers become bfloat16 that PyTorch's faster kernel is worth the call."""
+    """Return True if so many numbers become bfloat16 that PyTorch's faster kernel is worth the call."""
     given, made = (n.meta.get("val") for n in (node.args[0], node))  # type: ignore[union-attr]
     if not isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
         return False
@@ -53,11 +54,11 @@ def _rounds_many(node: torch.fx.Node) -> bool:
 
 
 def is_faster_in_kernel(node: torch.fx.Node, names: Container[str]) -> bool:
-    """Whether a node of a half is large, and one of the operators that PyTorch's kernels compute faster.
+    """Return True for a large node of a half, if PyTorch's kernels compute its operator faster.
 
     Args:
         node: of the half.
-        names: of these operators.
+        names: the names of these operators.
     """
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
@@ -74,18 +75,18 @@ def is_faster_in_kernel(node: torch.fx.Node, names: Container[str]) -> bool:
 
 
 def _is_wide(convolution: torch.fx.Node) -> bool:
-    """Whether a convolution reads so many channels that ONNX Runtime's kernel is the slower one."""
+    """Return True if a convolution reads so many channels that ONNX Runtime's kernel is slower."""
     *_, transposed, _, groups = convolution.args
     channels = cast(torch.fx.Node, convolution.args[0]).meta["val"].shape[1]
     return bool(not transposed and groups == 1 and has_hint(channels) and size_hint(channels) >= _WIDE)
 
 
 def half_of(target: Target, in_onnx: Container[str] = ()) -> Target:
-    """What a half of a step is for, in an engine whose graphs are for ``target``.
+    """Return the target of a half of a step, in an engine whose graphs are for ``target``.
 
     Args:
-        target: of the engine's graphs.
-        in_onnx: signatures of operators that ONNX does against the rule, see
+        target: the target of the engine's graphs.
+        in_onnx: signatures of operators that ONNX Runtime computes against the rule, see
             :func:`torch2ort.differentiate.op_signature.signature`.
     """
 

@@ -1,7 +1,7 @@
-"""Sizes that vary, in a joint graph and in its halves.
+"""Varying sizes in a joint graph and in its halves.
 
-A joint graph computes no size: one that varies stands as torch's own symbolic number among the arguments of
-its nodes. A half takes it from the shape of a tensor that it is given.
+A joint graph does not compute sizes: a varying size is one of torch's symbolic numbers among the arguments of
+its nodes. A half reads it from the shape of one of its inputs.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from torch2ort.support.provenance import source_line
 
 aten = torch.ops.aten
 _SIZE = aten.sym_size.int
-# What runs them refuses sizes that do not fit, and knows no other way with them, or takes any.
+# Their kernels check the sizes that they are called with, or accept any.
 _LOOK_AT_SIZES = (aten.slice.Tensor, aten.split_with_sizes.default)
 
 
 def settle_sizes(
     graph: torch.fx.Graph, *, way_out: str = "Call the model with sizes that do not vary"
 ) -> None:
-    """Put each size of a joint graph where it is read, and drop what computed it.
+    """Put each size of a joint graph as an expression where it is used, and remove its computation.
 
     Args:
         graph: the joint graph, or a half of it.
-        way_out: what to do where that is refused.
+        way_out: advice for the message of the error.
 
     Raises:
-        UnsupportedOperatorError: it computes with sizes in a way that a half cannot.
+        UnsupportedOperatorError: the graph computes with sizes in a way that a half cannot.
     """
-    drop_conditions(graph)  # the exported graph has those that hold for inputs
+    drop_conditions(graph)  # the exported graph has the conditions on inputs
     computed = dict.fromkeys(
         n for n in graph.nodes if n.op == "call_function" and is_number(n.meta.get("val"))
     )
@@ -62,10 +62,10 @@ def settle_sizes(
 
 
 def keep_sizes(graph: torch.fx.Graph) -> None:
-    """Have each tensor computed that nodes read a size of which values decide: no other one may have it.
+    """Make forward compute each tensor whose size depends on values and is read: no other may have it.
 
     Args:
-        graph: of a program; changed in place.
+        graph: nodes of a program; changed in place.
     """
     sizes = graph.find_nodes(op="call_function", target=_SIZE)
     for tensor in dict.fromkeys(node.args[0] for node in sizes if not has_hint(node.meta["val"])):
@@ -91,7 +91,7 @@ def _settled(node: torch.fx.Node, way_out: str) -> int | torch.SymInt:
 
 
 def symbols_in(value: Any) -> Iterator[str]:
-    """The symbols of the sizes in an argument of a node."""
+    """Yield the symbols of the sizes in an argument of a node."""
     if isinstance(value, torch.SymInt):
         yield from sorted(str(symbol) for symbol in expression_of(value).free_symbols)
     elif isinstance(value, (list, tuple)):
@@ -102,7 +102,7 @@ def symbols_in(value: Any) -> Iterator[str]:
 
 
 def carried(value: Any) -> dict[str, int]:
-    """Symbols of the sizes that are dimensions of a tensor -> the dimension."""
+    """Map the symbols of the sizes that are dimensions of a tensor to these dimensions."""
     found: dict[str, int] = {}
     sizes: Sequence[int | torch.SymInt] = value.shape if isinstance(value, torch.Tensor) else ()
     for axis, size in enumerate(sizes):
@@ -112,12 +112,12 @@ def carried(value: Any) -> dict[str, int]:
 
 
 def same_sizes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same sizes, whatever those are that vary."""
+    """Return True if two tensors have the same sizes, for all values of those that vary."""
     return list(map(str, one.shape)) == list(map(str, other.shape))
 
 
 def written(size: int | torch.SymInt) -> str:
-    """A size as a text over symbols."""
+    """Return a size as a text over symbols."""
     return expressions.text(size if isinstance(size, int) else _plain(size))
 
 
@@ -126,27 +126,27 @@ def _plain(size: torch.SymInt) -> sympy.Expr:
 
 
 def elements(tensor: torch.Tensor) -> int:
-    """How many elements a tensor had in the sample."""
+    """Return how many elements a tensor had in the sample."""
     return math.prod(map(size_hint, tensor.shape))
 
 
 def is_of_parts(size: int | torch.SymInt) -> TypeGuard[torch.SymInt]:
-    """Whether a size is computed of one that values decide, as in ``4 + n``.
+    """Return True if a size is computed from one that depends on values, as in ``4 + n``.
 
-    Since torch 2.15 no input of a program may be of such a size.
+    Since torch 2.15 no input of a program may have such a size.
     """
     return not isinstance(size, int) and not expression_of(size).is_Symbol and not has_hint(size)
 
 
 def nameless(value: torch.Tensor) -> torch.Tensor:
-    """A tensor like one with such sizes, which have names of their own here."""
+    """Return a tensor like ``value``, in which such sizes have names of their own."""
     sizes = [private.new_size(size) if is_of_parts(size) else size for size in value.shape]
     with value.fake_mode:  # type: ignore[attr-defined]
         return torch.empty(sizes, dtype=value.dtype, device=value.device)
 
 
 def sizes_of(nodes: Iterable[torch.fx.Node]) -> dict[str, torch.SymInt]:
-    """The symbols of the sizes that are dimensions of what nodes give, in their order."""
+    """Return the symbols of the sizes that are dimensions of the nodes' tensors, in their order."""
     sizes: dict[str, torch.SymInt] = {}
     for node in nodes:
         for symbol, axis in carried(node.meta.get("val")).items():
@@ -155,14 +155,14 @@ def sizes_of(nodes: Iterable[torch.fx.Node]) -> dict[str, torch.SymInt]:
 
 
 class Replay(torch.fx.Interpreter):
-    """Runs a program node by node, so that a joint graph's nodes come from the same lines of the model.
+    """An interpreter of a program, so a joint graph's nodes have the source lines of the model.
 
     Args:
         program: the program.
 
     Attributes:
-        checked: what the trace took for granted that a run checks: conditions that the model sets, or that an
-            operator's own kernel looks at.
+        checked: assumptions of the trace that a run checks: conditions that the model sets, or that an
+            operator's kernel checks.
     """
 
     def __init__(self, program: torch.fx.GraphModule) -> None:
@@ -186,7 +186,7 @@ class Replay(torch.fx.Interpreter):
         return result
 
     def names(self) -> dict[sympy.Symbol, sympy.Symbol]:
-        """The symbols of sizes in runs but the last, and those of the same sizes in the last."""
+        """Map the symbols of sizes in earlier runs to those of the same sizes in the last run."""
         *earlier, last = self._runs
         return {
             size: same
@@ -199,21 +199,21 @@ class Replay(torch.fx.Interpreter):
 def check_assumed(
     graph: torch.fx.Graph, names: Mapping[sympy.Symbol, sympy.Symbol], checked: Collection[sympy.Basic]
 ) -> frozenset[str]:
-    """Have a run check what the trace took sizes for that only a run tells.
+    """Add checks of the trace's assumptions about sizes that are known only in a run.
 
-    The trace runs forward more than once, and a size that values decide has another name in each run. The
+    The trace runs forward more than once, and a size that depends on values has another name in each run. The
     gradients of outputs have the outputs' sizes.
 
     Args:
         graph: the joint graph.
-        names: of sizes in earlier runs, and those in the last, whose nodes are in the graph.
-        checked: what a run checks by itself.
+        names: of sizes in earlier runs, mapped to those in the last run, whose nodes are in the graph.
+        checked: assumptions that a run checks without further nodes.
 
     Returns:
-        What a run of forward checks, as of :func:`without_names`.
+        The assumptions that a run of forward checks, as texts of :func:`without_names`.
 
     Raises:
-        UnsupportedOperatorError: it took for granted what no run checks.
+        UnsupportedOperatorError: the trace made an assumption that no run can check.
     """
     known = {condition.xreplace(names) for condition in checked}
     for condition in assumed(graph):
@@ -227,10 +227,10 @@ def check_assumed(
 
 
 def _check(graph: torch.fx.Graph, condition: sympy.Basic) -> None:
-    """Have each run check that two sizes are one.
+    """Make each run check that two sizes are equal.
 
     Raises:
-        UnsupportedOperatorError: the condition is another one, or of sizes that no tensor of forward has.
+        UnsupportedOperatorError: the condition is no equation, or has a size that no tensor of forward has.
     """
     carriers: dict[torch.fx.Node, int] = {}
 
@@ -254,7 +254,7 @@ def _check(graph: torch.fx.Graph, condition: sympy.Basic) -> None:
 
 
 def _carrier_of(graph: torch.fx.Graph, size: sympy.Basic) -> tuple[torch.fx.Node, int] | None:
-    """What first has a size, as it was made, and along which dimension; ``None`` if no tensor has it."""
+    """Return the first tensor that was made with a size, and the dimension; ``None`` if no tensor has it."""
     for node in graph.nodes:
         value = node.meta.get("val")
         for axis, found in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
@@ -264,30 +264,31 @@ def _carrier_of(graph: torch.fx.Graph, size: sympy.Basic) -> tuple[torch.fx.Node
 
 
 def _holds(condition: sympy.Basic) -> bool:
-    """Whether a condition holds for any sizes, which are never below 0."""
+    """Return True if a condition holds for all sizes, which are never negative."""
     sizes = {symbol: expressions.symbol(symbol.name) for symbol in condition.free_symbols}
     return condition.xreplace(sizes) is sympy.true
 
 
 def without_names(condition: sympy.Basic) -> str:
-    """A condition as a text that is the same whatever its sizes are called."""
+    """Return a condition as a text that does not depend on the names of its sizes."""
     ordered = sorted(condition.free_symbols, key=lambda symbol: (len(symbol.name), symbol.name))
-    # Another one for each, as torch's own are integers: two sizes that are one name are no condition.
+    # A symbol for each, integer as torch's own are: two sizes with one name are no condition.
     return str(condition.xreplace({s: sympy.Symbol(f"_{i}", integer=True) for i, s in enumerate(ordered)}))
 
 
 def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool, checked: Collection[str] = ()) -> None:
-    """Refuse what the translation of a half took sizes for that only a run tells.
+    """Refuse assumptions of a half's translation about sizes that are known only in a run.
 
-    A translation traces forward anew, where each of these sizes gets another name; that both are one is true.
+    A translation traces forward again, where each such size gets another name. That both names are one size
+    is true.
 
     Args:
         graph: the joint graph.
         is_forward: whether it is the forward half.
-        checked: what a run of it checks, with no names.
+        checked: assumptions that a run of it checks, as texts of :func:`without_names`.
 
     Raises:
-        UnsupportedOperatorError: it took one for another.
+        UnsupportedOperatorError: the translation made another assumption.
     """
     values = (node.meta.get("val") for node in graph.nodes)
     shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
@@ -313,11 +314,11 @@ def _refuse_condition(what: str, condition: sympy.Basic) -> NoReturn:
 
 
 def carrier(symbols: Collection[str], inputs: Iterable[torch.fx.Node]) -> torch.fx.Node:
-    """A node of no graph that stands for a tensor without elements, whose dimensions are some symbols.
+    """Return a node of no graph for a tensor without elements, whose dimensions are some symbols.
 
     Args:
-        symbols: of the sizes.
-        inputs: of the joint graph.
+        symbols: the symbols of the sizes.
+        inputs: nodes of the joint graph.
     """
     found = sizes_of(inputs)
     like = next(iter(inputs)).meta["val"]
@@ -329,10 +330,10 @@ def carrier(symbols: Collection[str], inputs: Iterable[torch.fx.Node]) -> torch.
 
 
 class SizeNodes:
-    """Computes sizes in a half.
+    """Computation of sizes in a half.
 
     Args:
-        graph: its nodes; the placeholders are there.
+        graph: the half's graph, with its placeholders.
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
@@ -340,11 +341,11 @@ class SizeNodes:
         self._known: dict[Any, torch.fx.Node] = {}
 
     def mapped(self, arguments: Any, nodes: Callable[[torch.fx.Node], torch.fx.Node | None]) -> Any:
-        """Arguments of a joint graph's node as those of a half's.
+        """Return the arguments of a node of the joint graph as arguments of one of the half.
 
         Args:
-            arguments: of the node.
-            nodes: from the joint graph's nodes to the half's.
+            arguments: the node's arguments.
+            nodes: maps nodes of the joint graph to those of the half.
         """
 
         def one(value: Any) -> Any:
@@ -355,7 +356,7 @@ class SizeNodes:
         return torch.fx.node.map_aggregate(arguments, one)
 
     def of(self, size: int | torch.SymInt) -> int | torch.fx.Node:
-        """The number, or the node that computes it."""
+        """Return the number, or the node that computes it."""
         if isinstance(size, int):
             return size
         wanted = _plain(size)
@@ -364,7 +365,7 @@ class SizeNodes:
         if wanted not in self._known:
             symbols = [symbol.name for symbol in wanted.free_symbols]
             last = next(iter(reversed(self._graph.nodes)))
-            # Functions of two numbers, as sym_max, take proxies of one tracer alone.
+            # Functions of two numbers, as sym_max, accept only proxies of one tracer.
             tracer = torch.fx.proxy.GraphAppendingTracer(self._graph)
             values = {name: torch.fx.Proxy(self._symbol(name), tracer) for name in symbols}
             self._known[wanted] = expressions.evaluate(wanted, values).node
@@ -387,7 +388,7 @@ class SizeNodes:
         return self._known[key]
 
     def _note_values(self, behind: torch.fx.Node) -> None:
-        """Note what the nodes behind one give."""
+        """Compute the fake values of the nodes after ``behind``."""
         node = behind.next
         while node.op != "root":
             if "val" not in node.meta:

@@ -1,4 +1,4 @@
-"""What no engine trains, whoever makes the gradients."""
+"""Refusals of sparse gradients and complex numbers, which no engine trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What any session of ONNX Runtime needs: sessions, what their PythonOp nodes call, and values."""
+"""Sessions of ONNX Runtime, the callees of their PythonOp nodes, and values."""
 
 from torch2ort.runtime._ort_private import (
     DISABLED_OPTIMIZERS,

@@ -1,4 +1,4 @@
-"""Every private name of onnxruntime that torch2ort.runtime touches, with the versions tried.
+"""Every private name of onnxruntime that torch2ort.runtime uses, with the versions that were tested.
 
 Version 1.19.2 is that of onnxruntime-training.
 
@@ -24,12 +24,12 @@ from typing import Any
 from torch2ort.errors import RuntimeNotFoundError
 from torch2ort.log import no_new_handlers
 
-# Rewrites of graphs that every session goes without. GemmSumFusion fails an assertion, and the session with
-# it, where a Gemm reads the third output of a node or a later one (1.19.2, 1.31.1).
-# NoopElimination reads the first number of a constant that has none, and may leave a sum without a node that
-# gives it (1.19.2 to 1.26.0; not 1.31.1). Fusions of a GELU that is written out take 1.000005 for 1, and
-# 1.4142 for the root of 2 (GeluFusion 1.19.2, GeluFusionL1 and L2 1.31.1). MatMulScaleFusion multiplies a
-# product instead of its factor, so that (x * 1e-30) @ y overflows where x @ y does (1.19.2, 1.31.1).
+# Optimisers that are disabled in every session. GemmSumFusion fails an assertion, and with it the session,
+# where a Gemm reads the third output of a node or a later one (1.19.2, 1.31.1). NoopElimination reads the
+# first element of a constant that has none, and may remove the node that computes the operand of a sum
+# (1.19.2 to 1.26.0; not 1.31.1). Fusions of a GELU from its operators accept 1.000005 as 1, and 1.4142 as the
+# root of 2 (GeluFusion 1.19.2, GeluFusionL1 and L2 1.31.1). MatMulScaleFusion multiplies a product instead of
+# its factor, so (x * 1e-30) @ y overflows where x @ y does (1.19.2, 1.31.1).
 DISABLED_OPTIMIZERS = (
     "GemmSumFusion", "NoopElimination", "GeluFusion", "GeluFusionL1", "GeluFusionL2", "FastGeluFusion",
     "MatMulScaleFusion",
@@ -38,7 +38,7 @@ DISABLED_OPTIMIZERS = (
 
 @functools.cache
 def onnxruntime() -> Any:
-    """The installed onnxruntime package.
+    """Return the installed onnxruntime package.
 
     Raises:
         RuntimeNotFoundError: none is installed.
@@ -54,33 +54,33 @@ def onnxruntime() -> Any:
 
 
 def version() -> tuple[int, ...]:
-    """Major and minor number of the installed onnxruntime."""
+    """Return the major and minor version of the installed onnxruntime."""
     return tuple(int(part) for part in onnxruntime().__version__.split(".")[:2])
 
 
 @functools.cache
 def pybind() -> Any:
-    """Onnxruntime's extension module."""
+    """Return onnxruntime's extension module."""
     onnxruntime()
     return importlib.import_module("onnxruntime.capi._pybind_state")
 
 
 def device_place(kind: str, number: int) -> Any:
-    """A device as a run takes it for its outputs.
+    """Return a device in the form in which a run expects the devices of its outputs.
 
     Args:
         kind: ``"cpu"`` or ``"cuda"``.
-        number: of the device.
+        number: the device's index.
     """
     return onnxruntime().OrtDevice.make(kind, number)._get_c_device()
 
 
 @functools.cache
 def is_told_of_bools() -> bool:
-    """Whether ``OrtValue.from_dlpack`` is told what is a bool; onnxruntime 1.32 reads it off the capsule."""
+    """Return True if ``OrtValue.from_dlpack`` expects a flag for bool; since 1.32 it reads the capsule's."""
     return "is_bool_tensor" in pybind().OrtValue.from_dlpack.__doc__
 
 
 def drop_model_bytes(session: Any) -> None:
-    """Free the model that a session holds, weights and all, for a ``set_providers`` that nobody calls."""
+    """Free the serialized model, with its weights, that a session stores for ``set_providers`` only."""
     session._model_bytes = None

@@ -1,4 +1,4 @@
-"""The run that Functions of a thread leave their contexts in."""
+"""The run in which Functions of a thread store their contexts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch2ort.pythonop.native import native
 
 
 class contexts_in:  # noqa: N801 - used as a function; a generator would cost a microsecond a run
-    """Lets the Functions that this thread runs leave their contexts in ``run``; ``None`` drops them.
+    """Context manager in which Functions of this thread store their contexts in ``run``; ``None`` drops them.
 
     Args:
-        run: what they are left in.
-        without_grad: whether autograd records nothing meanwhile.
+        run: the run of a step.
+        without_grad: whether autograd is disabled as well.
     """
 
     __slots__ = ("_before", "_recording", "_run", "_without_grad")

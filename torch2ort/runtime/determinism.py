@@ -1,4 +1,4 @@
-"""Names, once, what has no deterministic kernel where deterministic results were asked for."""
+"""Warnings about operators without a deterministic kernel, where deterministic results were requested."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch2ort.providers import name_of
 from torch2ort.pythonop import Site
 from torch2ort.support.user_warnings import warn
 
-# Of the operators that run in PyTorch's kernels: those that torch.use_deterministic_algorithms refuses, by
-# device, as its documentation says (2.13; the CPU's were tried, CUDA's were not). Where two indices are the
-# same, one of two values is left, or their sum in any order.
+# Operators in PyTorch's kernels that torch.use_deterministic_algorithms refuses, by device, according to its
+# documentation (2.13; the CPU's were tested, CUDA's were not). Where two indices are equal, the result is one
+# of two values, or their sum in any order.
 _KERNELS: Mapping[str, frozenset[str]] = {
     "cpu": frozenset({"put", "put_", "max_unpool2d", "max_unpool3d"}),
     "cuda": frozenset(
@@ -32,7 +32,7 @@ _KERNELS: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-# Those that torch.use_deterministic_algorithms makes deterministic, and nothing else does.
+# Operators that only torch.use_deterministic_algorithms makes deterministic.
 _WITH_FLAG: Mapping[str, frozenset[str]] = {
     "cpu": frozenset({"index_put", "index_copy"}),
     "cuda": frozenset(
@@ -43,27 +43,27 @@ _WITH_FLAG: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-# Of onnxruntime's own, with any settings, as its sources say; CUDA's were not tried. The CPU's split the
-# indices of a ScatterND among threads, which race.
+# ONNX Runtime's operators that are not deterministic in any setting, according to its sources; CUDA's were
+# not tested. The CPU's split the indices of a ScatterND among threads, which race.
 _OPERATORS: Mapping[str, frozenset[str]] = {
     "cpu": frozenset({"ScatterND"}),
     "cuda": frozenset({"GroupNorm", "ScatterElements", "ScatterND", "SkipGroupNorm", "TopK"}),
 }
-# Those that need the same index twice, in their second input.
+# Operators that are deterministic unless an index occurs twice in their second input.
 _BY_INDICES = ("ScatterND",)
-# What indices are computed by that are all different: their values do not come out of a tensor.
+# Operators that compute distinct indices, whose values do not depend on those of a tensor.
 _DIFFERENT = ("NonZero", "Shape", "Size")
 _PREFIX = "torch.ops.aten."
 _named: set[str] = set()
 
 
 def name_undeterministic(graph: onnx.GraphProto, sites: Mapping[str, Site], options: Options) -> None:
-    """Warn of each operator of a graph that may give other results in another run, if that matters.
+    """Warn of each operator of a graph that may return different results in another run, if that matters.
 
     Args:
-        graph: what a session is made of.
-        sites: what its nodes call, by node name.
-        options: of the session.
+        graph: the session's graph.
+        sites: the sites that its nodes call, by node name.
+        options: the session's options.
     """
     if not options.deterministic:
         return
@@ -88,13 +88,13 @@ def name_undeterministic(graph: onnx.GraphProto, sites: Mapping[str, Site], opti
 
 
 def _devices(options: Options) -> tuple[str, ...]:
-    """The kinds of devices of a session; what CUDA's provider has no kernel for stays on the CPU."""
+    """Return the device types of a session; operators without a CUDA kernel run on the CPU."""
     names = [name_of(one) for one in options.providers or ()]
     return ("cpu", "cuda") if "CUDAExecutionProvider" in names else ("cpu",)
 
 
 def _instead(kernel: str, devices: Collection[str]) -> str:
-    """What to do about a kernel of PyTorch's; nothing, where it is deterministic."""
+    """Return advice about a kernel of PyTorch's; an empty text where it is deterministic."""
     operator = kernel.removeprefix(_PREFIX).partition(".")[0]
     if any(operator in _KERNELS[device] for device in devices):
         return "Use another operator there"
@@ -105,7 +105,7 @@ def _instead(kernel: str, devices: Collection[str]) -> str:
 
 
 def _instead_of_operator(name: str, devices: Collection[str], options: Options) -> str:
-    """What to do about an operator of onnxruntime's; nothing, where it is deterministic."""
+    """Return advice about an operator of ONNX Runtime's; an empty text where it is deterministic."""
     if "cuda" in devices and name in _OPERATORS["cuda"]:
         return "Use another operator there"
     alone = (options.intra_op_threads or torch.get_num_threads()) == 1

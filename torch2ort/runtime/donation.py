@@ -1,8 +1,8 @@
-"""Feeds that a session owns, so that each is free after its last reader, and not when the run ends.
+"""Inputs that a run owns, so each is free after its last use instead of at the end of the run.
 
-Known as buffer donation. The runtime keeps whatever it is fed with until the run ends. A node without inputs
-that hands over the same value makes it one of the run's own, which is free as soon as nobody reads it any
-more and may be written over.
+This is known as buffer donation. ONNX Runtime keeps all inputs of a run until its end. A node without inputs
+that returns such a value makes it a value of the run's own. Its memory is free, and may be reused, after its
+last use.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _DOMAIN = "com.microsoft"
 
 
 def donate_inputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    """Have nodes hand over inputs of a graph, in place.
+    """Replace inputs of a graph by nodes that return the values, in place.
 
     Args:
-        graph: as it will run: no size of these inputs is known any more.
-        names: of the inputs; the first is the first value that the run was given, and so on. What nobody
-            reads gets no node.
+        graph: the optimised graph, in which the sizes of these inputs are no longer known.
+        names: the inputs; the first is the first value that is donated to the run, and so on. Unused ones get
+            no node.
     """
     inputs = {value.name: value for value in graph.input}
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}

@@ -1,4 +1,4 @@
-"""A session's copy of a graph that draws its random numbers from PyTorch's generator, as eager does."""
+"""A session's copy of a graph that draws its random numbers as eager PyTorch, from its generator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DOMAINS = ("com.microsoft", "org.pytorch.aten")
 
 
 def drawing_as_eager(graph: Graph) -> Graph:
-    """``graph``, or a copy of it; see :func:`with_eager_draws`."""
+    """Return ``graph``, or a copy with such draws; see :func:`with_eager_draws`."""
     proto, sites = with_eager_draws(graph.proto, graph.sites)
     return graph if proto is graph.proto else replace(graph, proto=proto, sites=sites)
 
@@ -23,14 +23,14 @@ def drawing_as_eager(graph: Graph) -> Graph:
 def with_eager_draws(
     model: onnx.ModelProto, sites: Mapping[str, Site]
 ) -> tuple[onnx.ModelProto, dict[str, Site]]:
-    """``model``, or a copy of it with calls in the places of ONNX's random operators; and all its sites.
+    """Return ``model``, or a copy that calls PyTorch's random operators instead of ONNX's, and all its sites.
 
     Args:
         model: an exported model; it is not changed.
         sites: the site of each PythonOp node, by node name.
 
     Raises:
-        ModelLoadError: what a node says of the call is damaged.
+        ModelLoadError: the call that a node describes is damaged.
     """
     drawn = drawn_sites(model.graph)
     if not drawn:
@@ -48,11 +48,11 @@ def with_eager_draws(
 
 
 def _call(node: onnx.NodeProto, site: Site) -> None:
-    """Make a random operator the call of a site, in place."""
+    """Change a random operator into the call of a site, in place."""
     node.domain, node.op_type = "org.pytorch.aten", "ATen"
     del node.input[len(site.tensor_positions) :]
     outputs = [f"{node.output[0]}/context", *node.output]
-    # An operator of ONNX goes without the last ones that nobody reads.
+    # An operator of ONNX omits trailing outputs that are unused.
     unread = range(len(outputs), 1 + len(site.known_result.tensors))
     node.output[:] = [*outputs, *(f"{node.output[0]}/{i}" for i in unread)]
     del node.attribute[:]
@@ -61,7 +61,7 @@ def _call(node: onnx.NodeProto, site: Site) -> None:
 
 
 def _order(model: onnx.ModelProto, sites: Mapping[str, Site]) -> None:
-    """Keep the calls in the order of the nodes, and have those run that nobody reads, in place."""
+    """Keep the calls in the order of the nodes, and make unused calls run, in place."""
     import onnx_ir as ir  # slow to import, and few graphs draw
 
     from torch2ort.program.effect_order import keep_order, run_unread

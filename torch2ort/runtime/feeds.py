@@ -14,7 +14,7 @@ _NOTHING = (-1, torch.Size(), None)
 
 
 def as_fed(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as a session takes it; see :func:`plain`.
+    """Return the tensor in the form that a session accepts; see :func:`plain`.
 
     Raises:
         EngineError: it is not on the CPU.
@@ -28,22 +28,22 @@ def as_fed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Feeds:
-    """Turns the feeds of a session into OrtValues; those of weights are made once and kept.
+    """Conversion of a session's feeds to OrtValues; those of weights are made once and cached.
 
     Args:
-        inputs: number of feeds in front that are another tensor in every call, where they are no parameters.
+        inputs: number of leading feeds that change in every call, unless they are parameters.
     """
 
     def __init__(self, inputs: int) -> None:
         self._inputs = inputs
         self._make = value_maker()
         self._keeps = shares_memory()
-        # Per weight: address and shape of the memory that the value refers to, and the value. The value keeps
-        # that memory alive, so the same address is the same memory.
+        # For each weight: address and shape of the memory that the value refers to, and the value. The value
+        # keeps that memory alive, so an equal address means the same memory.
         self._kept: dict[int, tuple[int, torch.Size, Any]] = {}
 
     def values(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """One OrtValue a tensor.
+        """Return one OrtValue per tensor.
 
         Raises:
             EngineError: a tensor is not on the CPU.

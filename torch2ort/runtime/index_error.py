@@ -1,7 +1,7 @@
-"""Which index made a run fail, in the words of eager PyTorch.
+"""The error of eager PyTorch for the index that made a run fail.
 
-An exported graph moves an index that eager would refuse to where ONNX Runtime's own kernels refuse it.
-Their errors name a node of the graph; eager's names the index.
+An exported graph replaces an index that eager PyTorch refuses by one that ONNX Runtime's kernels refuse.
+Their errors name a node of the graph; eager PyTorch's names the index.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch2ort.kernels.index_check import refuse_index
 from torch2ort.pythonop import Site
 from torch2ort.runtime.ortvalues import to_tensor
 
-# Makes a session of a model and of the sites of its PythonOp nodes.
+# Creates a session from a model and the sites of its PythonOp nodes.
 MakeSession = Callable[[onnx.ModelProto, Mapping[str, Site]], Any]
 
 
 def refused_index(
     proto: onnx.ModelProto, sites: Mapping[str, Site], values: Mapping[str, Any], make_session: MakeSession
 ) -> Exception | None:
-    """What eager would have raised, if an index is what made a run of the model fail.
+    """Return the error of eager PyTorch, if an index made a run of the model fail; else ``None``.
 
     Args:
         proto: an exported model.
         sites: the site of each of its PythonOp nodes, by node name.
-        values: what it was run with: an ``OrtValue`` for each input.
-        make_session: makes a session of a part of the model.
+        values: the run's inputs: an ``OrtValue`` for each.
+        make_session: creates a session of a part of the model.
     """
     checks = [node for node in proto.graph.node if is_check(node)]
 
@@ -46,7 +46,7 @@ def refused_index(
     try:
         return first_refusal(checks) if checks else None
     except EngineError:
-        # An index of one check may come from what another one is for: one after the other.
+        # The index of one check may be computed from a value that another one guards: check them one by one.
         with contextlib.suppress(EngineError):
             return next((error for node in checks if (error := first_refusal([node])) is not None), None)
     return None
@@ -67,7 +67,7 @@ def _computed(
     values: Mapping[str, Any],
     make_session: MakeSession,
 ) -> list[torch.Tensor]:
-    """The values of these names.
+    """Compute the values of these names.
 
     Raises:
         EngineError: ONNX Runtime refuses their part of the graph.

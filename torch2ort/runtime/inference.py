@@ -1,4 +1,4 @@
-"""Runs an exported graph forward only, on PyTorch's tensors."""
+"""Inference: an exported graph runs forward only, on PyTorch's tensors."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _NOTHING_TO_CALL = contextlib.nullcontext()
 
 
 class InferenceEngine:
-    """Runs a graph forward only.
+    """An engine that runs a graph forward only.
 
     Args:
         graph: the exported graph.
         options: threads and providers.
-        shelf: where the optimised graph is kept for the next process.
+        shelf: where the optimised graph is stored for the next process.
     """
 
-    # Whether tensors may pass in C++; not where another device has feeds of its own.
+    # False for an engine on another device, which has feeds of its own.
     _in_cpp = True
 
     @timed(SESSION)
@@ -73,7 +73,7 @@ class InferenceEngine:
             optimize = self._optimize(settings, providers, shelf)
             names = self._names, self._fetches
             made = native_session(graph, settings, names, passing, originals=originals, optimize=optimize)
-            # What nodes call lives as long as they do.
+            # The callees are kept alive as long as the nodes.
             self._half, self._bound = made or (None, ())
         if self._half is None:
             settings = self._settings()
@@ -95,33 +95,33 @@ class InferenceEngine:
         settings.intra_op_num_threads = self._options.intra_op_threads or torch.get_num_threads()
         settings.use_deterministic_compute = self._options.deterministic
         if self._graph.weights:
-            # They are inputs, which training changes between calls.
+            # Weights are inputs, as training changes them between calls.
             settings.add_session_config_entry("session.disable_prepacking", "1")
         save_optimized(self._options, "inference_optimized", settings)
         return settings
 
     def _optimize(self, settings: Any, providers: Sequence[Any], shelf: Shelf | None) -> Any:
-        """What gives the model as ONNX Runtime optimises it; ``None`` where that is not kept."""
+        """Return the function that optimises a model and caches it; ``None`` where it is not cached."""
         if shelf is None or not self._graph.weights:
-            # An entry has no weights, and nothing computed from them.
+            # An entry must not contain weights, or values computed from them.
             return None
         optimization = Optimization(settings, providers)
         return functools.partial(
             optimization.kept, kind="inference graph", shelf=shelf, identity=identity(self._options)
         )
 
-    # What a session of another device does otherwise.
+    # Replaced by engines on another device.
     def _providers(self, options: Options) -> list[Any]:
         return session_providers(options.providers)
 
     def run(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One tensor per entry of ``graph.fetches``.
+        """Run the graph and return one tensor per entry of ``graph.fetches``.
 
         Args:
             feeds: one tensor per entry of ``graph.feeds``.
 
         Raises:
-            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+            EngineError: ONNX Runtime failed. An exception of a Function is raised unchanged.
         """
         if self._half is not None:
             return self._passed(self._half, feeds)
@@ -138,7 +138,7 @@ class InferenceEngine:
         return to_tensors(fetched, self._bools)
 
     def _passed(self, half: native.Half, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The same where tensors pass in C++."""
+        """Run the graph with tensors passed in C++."""
         run = native.Run()
         if self._has_originals:
             run.originals = tuple(feeds)
@@ -158,7 +158,7 @@ class InferenceEngine:
 
     @contextlib.contextmanager
     def _around_functions(self, feeds: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Lets Functions run as in inference, and get the tensors themselves that are fed."""
+        """Let Functions run without gradients, and get the fed tensors themselves."""
         run = None
         if self._has_originals:
             run = native.Run()
@@ -176,7 +176,7 @@ class InferenceEngine:
 
 
 def engine_error(error: Exception) -> EngineError:
-    """What a failed run of onnxruntime raises."""
+    """Return the error for a failed run of ONNX Runtime."""
     failure = EngineError(f"ONNX Runtime failed: {error}")
     failure.__cause__ = error
     return failure

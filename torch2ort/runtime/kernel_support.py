@@ -1,4 +1,4 @@
-"""What the installed onnxruntime has kernels for."""
+"""Operators and opsets that the installed onnxruntime supports."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch2ort.errors import OptionError
 from torch2ort.options import DEFAULT_OPSET
 from torch2ort.runtime import _ort_private as private
 
-# Every onnxruntime that torch2ort runs on takes it.
+# Every onnxruntime that torch2ort runs on supports this opset.
 _SURE_OPSET = 21
 
 
 def checked_opset(opset: int | None) -> int:
-    """The opset of graphs.
+    """Return the opset of graphs.
 
     Args:
         opset: at least 18; ``None`` for 18.
 
     Raises:
-        OptionError: the installed onnx or onnxruntime does not take it.
+        OptionError: the installed onnx or onnxruntime does not support it.
     """
     if opset is None or opset <= _SURE_OPSET:
         return opset or DEFAULT_OPSET
@@ -40,7 +40,7 @@ def checked_opset(opset: int | None) -> int:
 
 @functools.cache
 def _highest_opset() -> int:
-    """The highest opset that both take; a released onnxruntime refuses one that is not released."""
+    """Return the highest opset that both support; a released onnxruntime refuses an unreleased opset."""
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "probe", [value], [result])
@@ -52,15 +52,15 @@ def _highest_opset() -> int:
 
 
 def probe_session(graph: onnx.GraphProto, domain: str = "", opset: int = DEFAULT_OPSET) -> Any:
-    """A session on the CPU that says nothing, over a graph that asks something of the installed onnxruntime.
+    """Create a session on the CPU without log messages, to test the installed onnxruntime.
 
     Args:
         graph: the graph.
-        domain: of nodes in it that are not ONNX's own.
-        opset: of ONNX's own.
+        domain: the domain of nodes that are not ONNX's own.
+        opset: the opset of ONNX's own.
     """
     imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(domain, 1)]
-    # Older than any onnxruntime that torch2ort runs on.
+    # The version of the IR is older than any onnxruntime that torch2ort runs on.
     model = onnx.helper.make_model(graph, opset_imports=imports[: 2 if domain else 1], ir_version=8)
     settings = private.onnxruntime().SessionOptions()
     settings.log_severity_level = 4
@@ -70,7 +70,7 @@ def probe_session(graph: onnx.GraphProto, domain: str = "", opset: int = DEFAULT
 
 
 def can_run(node: onnx.NodeProto, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> bool:
-    """Whether onnxruntime makes a session for ``node`` on the CPU.
+    """Return True if onnxruntime can create a session for ``node`` on the CPU.
 
     Args:
         node: a node with all its attributes.
@@ -78,7 +78,7 @@ def can_run(node: onnx.NodeProto, inputs: Mapping[str, int], outputs: Mapping[st
         outputs: ONNX element type of each output, by name.
 
     Returns:
-        False also where no onnxruntime is installed.
+        True if it can; False also where no onnxruntime is installed.
     """
     graph = onnx.helper.make_graph(
         [node],
@@ -89,6 +89,6 @@ def can_run(node: onnx.NodeProto, inputs: Mapping[str, int], outputs: Mapping[st
     try:
         probe_session(graph, node.domain)
     except Exception:
-        # onnxruntime's exceptions have no common class; whatever it is, it does not run the node.
+        # onnxruntime's exceptions have no common class; any of them means that it does not run the node.
         return False
     return True

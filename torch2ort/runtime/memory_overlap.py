@@ -1,7 +1,7 @@
-"""Refuses calls whose inputs share memory that the graph writes to.
+"""Refusal of calls whose inputs share memory that the graph writes to.
 
-A graph computes from what its inputs held before the run, and what it writes is copied back after it. In
-eager PyTorch a write to one tensor shows in every other of the same memory at once.
+A graph computes from the values that its inputs had before the run, and copies written values back after it.
+In eager PyTorch, a write to one tensor changes every tensor over the same memory at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class WrittenMemory:
-    """What a graph writes to, and what a call must not pass beside it.
+    """The memory that a graph writes to, which a call must not pass twice.
 
     Args:
         inputs: the graph's inputs of the call, in order.
-        mutations: what it writes to.
-        same: which of the inputs are the same object, of which the first one is the graph's.
+        mutations: the graph's writes to inputs and buffers.
+        same: for each input, the position of the first input that is the same object.
     """
 
     def __init__(self, inputs: Sequence[str], mutations: Iterable[Mutation], same: Identical = ()) -> None:
@@ -36,16 +36,16 @@ class WrittenMemory:
     def refuse_shared(
         self, model: str, tensors: Sequence[torch.Tensor], names: Sequence[str], held: Sequence[torch.Tensor]
     ) -> None:
-        """Refuse a call in which memory that is written to is passed a second time.
+        """Refuse a call that passes memory a second time that the graph writes to.
 
         Args:
-            model: what people call the model.
-            tensors: what is passed to the inputs.
-            names: of the model's parameters and buffers.
-            held: one a name; the same object while none is replaced.
+            model: the model's name for messages.
+            tensors: the call's tensors.
+            names: the names of the model's parameters and buffers.
+            held: one tensor per name; the same sequence as before if none was replaced.
 
         Raises:
-            ExportError: two of them overlap, and the graph writes to one.
+            ExportError: two tensors overlap, and the graph writes to one of them.
         """
         if self._held[0] is not held:
             self._held = held, self._by_storage(zip(names, held, strict=True))
@@ -63,7 +63,7 @@ class WrittenMemory:
     def _by_storage(
         self, held: Iterable[tuple[str, torch.Tensor]]
     ) -> dict[int, list[tuple[str, torch.Tensor]]]:
-        """The tensors of the model that a call may collide with: all, if the graph writes to an input."""
+        """Return the model's tensors that a call may overlap with: all, if the graph writes to an input."""
         found: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, tensor in held:
             if (self._written or name in self._buffers) and type(tensor) in _PLAIN:
@@ -78,7 +78,7 @@ class WrittenMemory:
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether an element of one tensor lies in the memory of the other."""
+    """Return True if an element of one tensor is in the memory of the other."""
     if not one.numel() or not other.numel() or _storage(one) != _storage(other):
         return False
     (first, end), (other_first, other_end) = _range(one), _range(other)
@@ -86,19 +86,19 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.is_contiguous() and other.is_contiguous():
         return True
-    # Which bytes each has: views may lie between one another, as the columns of a matrix do.
+    # Compare single bytes: views may interleave, as the columns of a matrix do.
     taken = torch.zeros(max(end, other_end), dtype=torch.bool)
     _bytes(taken, one).fill_(True)
     return bool(_bytes(taken, other).any())
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Where the storage of a tensor begins."""
+    """Return the address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first byte of a tensor in its storage, and the one behind its last."""
+    """Return the first byte of a tensor in its storage, and the byte after its last."""
     size = tensor.element_size()
     first = int(tensor.storage_offset()) * size
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""The order of nodes in which memory is free early."""
+"""An order of nodes that frees memory early."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch2ort.graph.graph_traversal import bodies, values_read
 
 
 def free_early(graph: onnx.GraphProto) -> None:
-    """Sort the nodes of a graph so that each output comes as soon as it can, in place.
+    """Sort the nodes of a graph so that each output is computed as early as possible, in place.
 
-    What needs the fewest nodes comes first, and each node just before the first one that reads it. In a
-    backward graph a weight's gradient then follows the gradient that it is computed from, which is free
-    after it, and what is computed anew comes when it is needed. ONNX Runtime's own order leaves the
-    gradients of weights, and all that they read, to the end.
+    The output that needs the fewest nodes is computed first, and each node just before its first consumer. In
+    a backward graph, a weight's gradient then follows the gradient that it is computed from, which is free
+    afterwards, and recomputed values are computed just before their use. In ONNX Runtime's own order, the
+    gradients of weights come last, so all that they read lives until then.
 
     Args:
         graph: sorted topologically.
@@ -23,7 +23,7 @@ def free_early(graph: onnx.GraphProto) -> None:
     nodes = list(graph.node)
     makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     read = [list(dict.fromkeys(makers[name] for name in _inputs(node) if name in makers)) for node in nodes]
-    # Of each node, the nodes that it needs, as the bits of a number.
+    # For each node, the nodes that it depends on, as the bits of a number.
     needed: list[int] = []
     for i, made_by in enumerate(read):
         bits = 1 << i
@@ -32,7 +32,7 @@ def free_early(graph: onnx.GraphProto) -> None:
         needed.append(bits)
     costs = [bits.bit_count() for bits in needed]
     for made_by in read:
-        # A long way first: what is quickly computed then lies in memory for a short time.
+        # The most expensive operand first: cheap ones then live for a short time.
         made_by.sort(key=lambda i: -costs[i])
     results = {makers[value.name] for value in graph.output if value.name in makers}
     wanted = [*sorted(results, key=costs.__getitem__), *range(len(nodes))]
@@ -43,14 +43,14 @@ def free_early(graph: onnx.GraphProto) -> None:
 
 
 def _inputs(node: onnx.NodeProto) -> Iterator[str]:
-    """Names that a node reads, those in its bodies included."""
+    """Yield the names that a node reads, including those in its bodies."""
     yield from node.input
     for body in bodies(node):
         yield from values_read(body)
 
 
 def _depth_first(wanted: Sequence[int], read: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Each node behind those that it reads."""
+    """Yield each node after those that it reads."""
     done: set[int] = set()
     for first in wanted:
         stack = [(first, iter(read[first]))]

@@ -1,7 +1,7 @@
 """Sites bound to classes: the native side of a session's PythonOp nodes.
 
-The file's graph holds names. A session gets a copy of the graph in which every PythonOp node refers,
-by a key of its own, to a native site that holds the class, the exact constants and the call policy.
+The graph in a file contains names. A session gets a copy of the graph in which every PythonOp node refers,
+by a key of its own, to a native site with the class, the exact constants and the call policy.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch2ort.pythonop.runtime_checks import watched
 from torch2ort.runtime.custom_op.in_place import InplacePlan
 
 if TYPE_CHECKING:
-    # With sympy they are slow to import, and most graphs have no region.
+    # With sympy they import slowly, and most graphs have no region.
     from torch2ort.fusion.library_loader import NativeRegion
     from torch2ort.fusion.region import Size
 
-# What a node calls.
+# The callee of a node.
 Callee = native.Site | native.Chain | native.DirectCall
 
 
@@ -42,17 +42,17 @@ def native_site(
     plan: InplacePlan,
     originals: Mapping[int, int] | None = None,
 ) -> native.Site:
-    """The native counterpart of ``site``.
+    """Build the native counterpart of ``site``.
 
     Args:
         site: resolved to a class.
         key: name of the native site, unique in the process.
-        training: whether contexts are kept for a backward.
+        training: whether contexts are saved for a backward.
         plan: the in-place maps in force.
-        originals: argument position -> number among a run's originals.
+        originals: argument position -> position among a run's originals.
 
     Raises:
-        ExportError: an argument is an object that the site's file could not hold.
+        ExportError: an argument is an object that the file with the site cannot contain.
     """
     function = site.function
     if function is None:
@@ -81,7 +81,7 @@ def native_site(
         output_dtypes=tuple(_name(t.dtype) for t in result.tensors),
         output_ranks=tuple(t.rank for t in result.tensors),
         returns_tuple=result.returns_tuple,
-        # A site counts its tensor outputs, the native side everything that forward returns.
+        # A site counts only its tensor outputs; the native side counts all values that forward returns.
         non_differentiable=tuple(
             tensor_outputs[i] for i in result.non_differentiable if i < len(tensor_outputs)
         ),
@@ -89,7 +89,7 @@ def native_site(
         training=training,
         forward_map=dict(plan.forward),
         backward_map=dict(plan.backward),
-        # PyTorch's own kernels keep nothing unseen, and write to no gradient.
+        # PyTorch's own kernels keep no references to tensors, and do not write to gradients.
         probed=not site.internal or site.function is LibraryKernel,
         originals=dict(originals or {}),
     )
@@ -97,19 +97,19 @@ def native_site(
     return bound
 
 
-# Argument position -> position among what is fed of the tensor that forward gets itself, by the site's key.
+# By the key of the site: argument position -> position of the feed that forward gets itself.
 OriginalFeeds = Mapping[str, Mapping[int, int]]
 
 
 def original_feeds(
     graph: onnx.GraphProto, sites: Mapping[str, Site], feeds: Mapping[str, int]
 ) -> OriginalFeeds:
-    """Which of the fed tensors Functions get themselves.
+    """Return the fed tensors that Functions get themselves, instead of copies.
 
     Args:
-        graph: with PythonOp nodes.
-        sites: the site of each, by node name.
-        feeds: position of each graph input among what is fed.
+        graph: a graph with PythonOp nodes.
+        sites: the site of each of them, by node name.
+        feeds: position of the feed of each graph input.
     """
     found: dict[str, dict[int, int]] = {}
     for node in graph.node:
@@ -117,7 +117,7 @@ def original_feeds(
         if site is None or not site.originals:
             continue
         result = site.known_result
-        # A write to one goes through the graph, which tells other readers of it.
+        # A write to an argument must go through the graph, as other nodes read the tensor.
         written = {*result.mutated, *(argument for _, argument in result.forward_map)}
         for name, argument in zip(node.input, site.tensor_positions, strict=True):
             if argument in site.originals and argument not in written and name in feeds:
@@ -132,12 +132,12 @@ def original_feeds(
 
 
 def runs_directly(site: Site) -> bool:
-    """Whether a node of the custom operator calls ``site`` in C++, as far as the call itself says."""
+    """Return True if a node of the custom operator calls ``site`` in C++, as far as the site shows."""
     return _native_region(site) is not None or _direct_arguments(site) is not None
 
 
 def directly(site: Site, bound: native.Site) -> native.Site | native.DirectCall:
-    """What a node of the custom operator calls for ``site``: in C++ where that can be.
+    """Return the callee of a node of the custom operator: a direct call in C++ where it is supported.
 
     Args:
         site: the call.
@@ -174,12 +174,12 @@ def directly(site: Site, bound: native.Site) -> native.Site | native.DirectCall:
 
 
 def _known(sizes: Sequence[Size]) -> tuple[int, ...]:
-    """Sizes with -1 for each that varies, which the region's library tells."""
+    """Return the sizes with -1 for each that varies, which the region's library computes."""
     return tuple(size if isinstance(size, int) else -1 for size in sizes)
 
 
 def _native_region(site: Site) -> NativeRegion | None:
-    """The fused region that the call is, if a library of this process has it for the site's very types."""
+    """Return the fused region of the call, if this process has its library for the site's dtypes."""
     if site.function is not FusedRegion:
         return None
     from torch2ort.fusion.compiled_regions import native_of
@@ -194,7 +194,7 @@ def _native_region(site: Site) -> NativeRegion | None:
 
 
 def _direct_arguments(site: Site) -> DirectArguments | None:
-    """What the call is made of, if nothing but its result comes of it."""
+    """Return the arguments of a direct call, if the call has no effect besides its result."""
     result = site.known_result
     if site.function is not AtenKernel or any(site.needs_input_grad) or site.fresh:
         return None
@@ -206,7 +206,7 @@ def _direct_arguments(site: Site) -> DirectArguments | None:
 
 
 def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any, Any, Any]:
-    """What the native site calls: forward, setup_context (or ``None``) and backward."""
+    """Return the functions of the native site: forward, setup_context (or ``None``) and backward."""
     backward = backward_of(function)
     setup_context = None
     if uses_setup_context(function):

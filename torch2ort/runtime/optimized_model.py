@@ -1,4 +1,4 @@
-"""Graphs as ONNX Runtime's optimisers leave them, to be kept for the next process."""
+"""Graphs that ONNX Runtime optimised, stored for the next process."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MODEL_FILE = "model.onnx"
 
 @dataclass(frozen=True)
 class Optimization:
-    """A model as ONNX Runtime optimises it for this machine; a session's settings then keep it so.
+    """ONNX Runtime's optimisation of a model for this machine, after which the session does no other.
 
     Args:
-        settings: of the session that will run it.
-        providers: of that session.
+        settings: those of the session that will run the model.
+        providers: those of that session.
         donated: names of inputs that the run owns.
         frees_early: whether nodes are put in an order that frees memory early.
     """
@@ -45,10 +45,10 @@ class Optimization:
     frees_early: bool = False
 
     def of(self, model: onnx.ModelProto) -> onnx.ModelProto | None:
-        """The optimised model; ``None`` if ONNX Runtime does not write down what it makes of it.
+        """Return the optimised model; ``None`` if ONNX Runtime cannot write it to a file.
 
         Args:
-            model: its PythonOp nodes are bound.
+            model: a model whose PythonOp nodes are bound.
         """
         source = content_of(model)
         optimized = None if source is None else _optimized(source, self.settings, self.providers)
@@ -64,14 +64,15 @@ class Optimization:
     def kept(
         self, model: onnx.ModelProto, kind: str, shelf: Shelf, identity: Mapping[str, str]
     ) -> onnx.ModelProto | None:
-        """As :meth:`of`, out of the export cache or put there.
+        """Return the optimised model as :meth:`of`, from the export cache or stored there.
 
-        What a node calls has another key in each process; the entry has its position among the nodes.
+        The key of a node's callee differs between processes; the entry has its position among the nodes
+        instead.
 
         Args:
-            model: its PythonOp nodes are bound.
-            kind: what it is, for people.
-            shelf: where it is kept.
+            model: a model whose PythonOp nodes are bound.
+            kind: what the model is, for messages.
+            shelf: where it is stored.
             identity: engine, machine and settings, on which the optimised graph depends.
         """
         positions = {key: str(i) for i, key in enumerate(stock.callee_keys(model.graph))}
@@ -101,7 +102,7 @@ class Optimization:
         return proto
 
     def _keep(self) -> None:
-        """Let the session leave its model as it is, and run it in the order of its nodes."""
+        """Make the session leave its model unchanged, and run its nodes in their order."""
         run_as_it_is(self.settings)
         if self.frees_early:
             self.settings.execution_order = private.onnxruntime().ExecutionOrder.PRIORITY_BASED
@@ -111,12 +112,12 @@ def _optimized(model: bytes, settings: Any, providers: Sequence[Any]) -> bytes |
     """Let ONNX Runtime optimise a model.
 
     Args:
-        model: ONNX; its PythonOp nodes are bound.
-        settings: of the session that will run it; they are changed to run what comes out as it is.
-        providers: of that session.
+        model: ONNX, with bound PythonOp nodes.
+        settings: those of the session that will run the result; they are changed to leave it unchanged.
+        providers: those of that session.
 
     Returns:
-        ONNX, or ``None`` if it cannot be written down; ``settings`` are then as before.
+        ONNX, or ``None`` if it cannot be written to a file; ``settings`` are then as before.
     """
     onnxruntime = private.onnxruntime()
     level = settings.graph_optimization_level
@@ -133,7 +134,7 @@ def _optimized(model: bytes, settings: Any, providers: Sequence[Any]) -> bytes |
             optimized = path.read_bytes()
         settings.optimized_model_filepath = ""
         run_as_it_is(settings)
-        # A disk that was full may have cut it off.
+        # A full disk may have truncated the file.
         onnxruntime.InferenceSession(optimized, settings, providers=list(providers))
     except Exception as error:
         logger.info("the optimised graph is not kept: %s", error)
@@ -144,16 +145,16 @@ def _optimized(model: bytes, settings: Any, providers: Sequence[Any]) -> bytes |
 
 
 def run_as_it_is(settings: Any) -> None:
-    """Let a session leave its model alone, which was optimised before."""
+    """Disable the optimisation of a session's model, which is optimised already."""
     settings.graph_optimization_level = private.onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
 
 
 def identity(options: Options) -> Mapping[str, str]:
-    """All that an optimised graph depends on besides the graph: the engine, the machine, the settings."""
+    """Return all that an optimised graph depends on besides the graph: engine, machine and settings."""
     onnxruntime = private.onnxruntime()
     return {
         "onnxruntime": f"{onnxruntime.__version__} {onnxruntime.get_build_info()}",
-        # Optimised layouts depend on the width of the vectors: on another processor they would be wrong.
+        # Optimised memory layouts depend on the processor's vector width: on another one they would be wrong.
         "machine": processor_features(),
         "deterministic": str(options.deterministic),
         "providers": json.dumps(session_providers(options.providers)),

@@ -1,4 +1,4 @@
-"""PyTorch's tensors as onnxruntime's values and back; without a copy where onnxruntime speaks DLPack."""
+"""Conversion of tensors to ONNX Runtime's values and back, without a copy where it supports DLPack."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without its graph and contiguous, as onnxruntime takes it.
+    """Return the tensor without its autograd graph and contiguous, as ONNX Runtime expects it.
 
-    Always another tensor: a value holds a tensor, and that one may get other memory (``tensor.data = ...``).
+    It is always another tensor: the caller's may get other memory (``tensor.data = ...``) while a value uses
+    it.
     """
-    # Contiguous memory may still hold the numbers with another sign, as that of torch.imag(x.conj()) does.
+    # Contiguous memory may still have the negative bit set, as that of torch.imag(x.conj()).
     made = tensor.detach().resolve_neg().contiguous()
-    # Of a tensor without elements PyTorch leaves the strides as they are, which onnxruntime refuses.
+    # PyTorch does not change the strides of a tensor without elements, and ONNX Runtime may refuse them.
     return made if made.numel() else torch.empty(made.shape, dtype=made.dtype, device=made.device)
 
 
 def to_value(tensor: torch.Tensor) -> Any:
-    """An OrtValue of a contiguous tensor on the CPU that requires no gradient."""
+    """Return an OrtValue of a contiguous tensor on the CPU that requires no gradient."""
     return value_maker()(tensor)
 
 
 @functools.cache
 def value_maker() -> Callable[[torch.Tensor], Any]:
-    """:func:`to_value` for the installed onnxruntime."""
+    """Return :func:`to_value` for the installed onnxruntime."""
     if not shares_memory():
         return _copy_to_value
     make = private.pybind().OrtValue.from_dlpack
@@ -48,7 +49,7 @@ def value_maker() -> Callable[[torch.Tensor], Any]:
 
     def made(tensor: torch.Tensor) -> Any:
         if tensor.dtype is torch.bool:
-            # onnxruntime before 1.24 is older than DLPack's own code for bool.
+            # onnxruntime before 1.24 does not support DLPack's own code for bool.
             return make(to_capsule(tensor.view(torch.uint8)), True)
         return make(to_capsule(tensor), False)
 
@@ -56,7 +57,7 @@ def value_maker() -> Callable[[torch.Tensor], Any]:
 
 
 def to_tensor(value: Any) -> torch.Tensor:
-    """A tensor of an OrtValue on the CPU."""
+    """Return a tensor of an OrtValue on the CPU."""
     if not shares_memory():
         return _copy_to_tensor(value)
     tensor: torch.Tensor = from_capsule(value.to_dlpack())
@@ -66,29 +67,29 @@ def to_tensor(value: Any) -> torch.Tensor:
 
 
 def to_tensors(values: Any, bools: Iterable[int]) -> list[torch.Tensor]:
-    """A tensor of each OrtValue on the CPU.
+    """Return a tensor of each OrtValue on the CPU.
 
     Args:
-        values: what ``run_with_ort_values`` returned.
-        bools: positions of those that are of bool; see :func:`bool_outputs`.
+        values: the result of ``run_with_ort_values``.
+        bools: positions of bool values; see :func:`bool_outputs`.
     """
     if not len(values):
         return []
     if shares_memory():
         tensors: list[torch.Tensor] = values.to_dlpacks(from_capsule)
     else:
-        # Not iterated over: its end is an exception of C++, which costs more than a small model.
+        # Not iterated over: the end of iteration is a C++ exception, which costs more than a small model.
         tensors = [_copy_to_tensor(values[i]) for i in range(len(values))]
     restore_bools(tensors, bools)
     return tensors
 
 
 def own_items(values: Any, positions: Iterable[int]) -> dict[int, Any]:
-    """Items of a vector that a run returned, which do not keep the others alive.
+    """Return items of a vector that a run returned, without keeping the others alive.
 
     Args:
-        values: what ``run_with_ort_values`` returned.
-        positions: of the items.
+        values: the result of ``run_with_ort_values``.
+        positions: positions of the items.
     """
     found = {}
     for position in positions:
@@ -99,13 +100,13 @@ def own_items(values: Any, positions: Iterable[int]) -> dict[int, Any]:
 
 
 def bool_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> frozenset[int]:
-    """Positions among ``names`` of the graph's outputs that are of bool."""
+    """Return the positions among ``names`` of the graph's bool outputs."""
     types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
     return frozenset(i for i, name in enumerate(names) if types.get(name) == onnx.TensorProto.BOOL)
 
 
 def restore_bools(tensors: list[torch.Tensor], positions: Iterable[int]) -> None:
-    """Make bools of what came as bytes, in place."""
+    """Convert tensors of bytes back to bool, in place."""
     for i in positions:
         if tensors[i].dtype is torch.uint8:
             tensors[i] = tensors[i].view(torch.bool)
@@ -113,7 +114,7 @@ def restore_bools(tensors: list[torch.Tensor], positions: Iterable[int]) -> None
 
 @functools.cache
 def shares_memory() -> bool:
-    """Whether values are made without a copy: all but onnxruntime 1.20 and 1.21 do it."""
+    """Return True if values are made without a copy, as in all versions but onnxruntime 1.20 and 1.21."""
     return hasattr(private.pybind().OrtValue, "from_dlpack")
 
 

@@ -1,6 +1,6 @@
-"""Has sessions write down what each of their nodes takes, while somebody profiles.
+"""Profiles of the nodes of sessions, while a tracer is active.
 
-Sessions that are made inside of :meth:`Tracer.tracing` are profiled by onnxruntime, from their first run to
+onnxruntime profiles the sessions that are created inside of :meth:`Tracer.tracing`, from their first run to
 :meth:`Tracer.take`.
 """
 
@@ -21,7 +21,7 @@ from torch2ort.graph.node_provenance import Origin, kernel_name
 from torch2ort.pythonop import Site
 
 _KERNEL = "_kernel_time"
-# Between the name of a node and what onnxruntime adds when it makes others of it.
+# They separate the name of a node from the suffix that onnxruntime adds when it replaces it.
 _SEPARATORS = ("/", "_token_")
 
 
@@ -30,14 +30,14 @@ class Event:
     """One run of one node.
 
     Attributes:
-        name: of the node, as onnxruntime runs it.
-        operator: its kind.
-        function: the Function, or Functions, that it calls; ``""`` for an operator of onnxruntime's.
+        name: name of the node in the session.
+        operator: its operator type.
+        function: the Function, or Functions, that it calls; ``""`` for an operator of ONNX Runtime's.
         origin: the module and line that it comes from.
-        begin: microseconds since an instant that all events share.
+        begin: microseconds since an instant that is the same for all events.
         duration: microseconds.
-        memory: bytes of the values that live while it runs, of those that nodes of its session made.
-        thread: of the process.
+        memory: bytes of the values alive while it runs, of those that nodes of its session computed.
+        thread: the thread's id in the process.
     """
 
     name: str
@@ -60,7 +60,7 @@ class _Traced:
 
 @dataclass
 class Tracer:
-    """Collects sessions and what they wrote."""
+    """Collection of sessions and their profiles."""
 
     _traced: list[_Traced] = field(default_factory=list)
     _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="torch2ort-profile-"))
@@ -69,7 +69,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Have the sessions that the block makes, in whatever thread, profiled."""
+        """Profile the sessions that are created inside of the block, in any thread."""
         global _active
         before, _active = _active, self
         try:
@@ -78,23 +78,23 @@ class Tracer:
             _active = before
 
     def prepare(self, settings: Any) -> None:
-        """Change the settings of a session that is about to be made."""
+        """Enable profiling in the settings of the next session."""
         number = len(self._traced)
         settings.enable_profiling = True
         settings.profile_file_prefix = str(Path(self._folder.name, f"session_{number}"))
         settings.optimized_model_filepath = str(Path(self._folder.name, f"session_{number}.onnx"))
 
     def describe(self, origins: Mapping[str, Origin], functions: Mapping[str, str]) -> None:
-        """Take what the nodes of the next session come from, and what they call."""
+        """Set the origins and the Functions of the next session's nodes."""
         self._origins, self._functions = origins, functions
 
     def note(self, session: Any) -> None:
-        """Take the session that was made."""
+        """Add the session that was created."""
         model = Path(self._folder.name, f"session_{len(self._traced)}.onnx")
         self._traced.append(_Traced(session, model, self._origins, self._functions))
 
     def take(self) -> list[Event]:
-        """End the profiles; what they wrote is gone from the disk afterwards."""
+        """End the profiles, and return their events; the files are deleted."""
         events: list[Event] = []
         try:
             for traced in self._traced:
@@ -111,16 +111,16 @@ _active: Tracer | None = None
 
 
 def active_tracer() -> Tracer | None:
-    """Who collects the sessions that are made now."""
+    """Return the tracer that collects new sessions, if there is one."""
     return _active
 
 
 def describe(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> None:
-    """Say what the nodes of the session that is made next come from.
+    """Pass the origins of the next session's nodes to the active tracer.
 
     Args:
-        graph: with the names and metadata of an export.
-        sites: what each node calls that calls a Function, by node name.
+        graph: a graph with the names and metadata of an export.
+        sites: the site of each node that calls a Function, by node name.
     """
     if _active is not None:
         names = {name: kernel_name(site) for name, site in sites.items()}
@@ -129,7 +129,7 @@ def describe(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> None:
 
 @contextlib.contextmanager
 def profiled(settings: Any) -> Iterator[list[Any]]:
-    """Around the making of a session with these settings, which the block puts into the list."""
+    """Profile the session that the block creates with these settings and puts into the list."""
     tracer, made = _active, []  # type: ignore[var-annotated]
     if tracer is not None:
         tracer.prepare(settings)
@@ -165,7 +165,7 @@ def _events(written: list[dict[str, Any]], traced: _Traced, start: float) -> Ite
 
 
 def _by_prefix(known: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """What is known of the node that a node was made of."""
+    """Return the entry of the node that ``name`` was made from."""
     if name in known:
         return known[name]
     for end in range(len(name) - 1, 0, -1):
@@ -175,9 +175,9 @@ def _by_prefix(known: Mapping[str, Any], name: str, otherwise: Any) -> Any:
 
 
 class _Memory:
-    """Which bytes live while nodes run: the outputs of nodes until their last reader.
+    """The bytes that are alive while nodes run: the outputs of nodes until their last use.
 
-    Of a node with several outputs the size is known as a whole, and lives until the last reader of any.
+    The size of a node's outputs is known as a whole, and is alive until the last use of any of them.
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
@@ -190,15 +190,15 @@ class _Memory:
                     self._readers.setdefault(self._makers[value], set()).add(node.name)
         for value in graph.output:
             if value.name in self._makers:
-                # Never a name: it lives to the end of the run.
+                # The empty name is no node's: the value is alive until the end of the run.
                 self._readers.setdefault(self._makers[value.name], set()).add("")
         self._live: dict[str, int] = {}
         self._waiting: dict[str, set[str]] = {}
 
     def at(self, name: str, size: int) -> int:
-        """Bytes while a node runs that makes ``size``; to be asked in the order of the runs."""
+        """Return the bytes alive in a node's run, with its outputs' ``size``; called in the order of runs."""
         if name in self._waiting:
-            # The next run of the session.
+            # The session's next run begins.
             self._live.clear()
             self._waiting.clear()
         self._live[name] = size

@@ -1,8 +1,8 @@
-"""PythonOps that follow each other directly, as one node.
+"""Chains of PythonOps, each the only consumer of the one before, as one node.
 
-What ONNX Runtime and the operator do around a call (finding the node, wrapping its tensors, copying its
-output) takes as long as a small Function itself. Functions of which each takes the only output of the one
-before need none of it in between: a chain of them is one PythonOp, and its gradient one PythonOpGrad.
+The work of ONNX Runtime and the operator around a call (finding the node, wrapping its tensors, copying its
+output) takes as long as a small Function itself. Between Functions of which each reads the only output of the
+one before, none of it is needed: a chain of them is one PythonOp, and its gradient one PythonOpGrad.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch2ort.graph.graph_traversal import values_read
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.site import needed_inputs
 
-# Functions of the user's, and PyTorch's own kernels.
+# Functions of the user, and PyTorch's own kernels.
 _CALLS = frozenset({"PythonOp", "ATen"})
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Calls that one node makes.
+    """The calls of one node.
 
     Attributes:
-        members: names of the PythonOp nodes that it stands for, in order.
-        links: per member the index of the tensor argument that is the output of the member before; -1 for
-            the first.
+        members: names of the PythonOp nodes that it replaces, in order.
+        links: for each member, the index of the tensor argument that is the output of the member before; -1
+            for the first.
     """
 
     members: tuple[str, ...]
@@ -42,10 +42,10 @@ class Chain:
 
 
 def join_python_ops(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[Chain]:
-    """Make one node of PythonOps that follow each other directly, in place.
+    """Replace chains of PythonOps by one node each, in place.
 
-    A chain runs where its last member stood, so that no other PythonOp may stand in between: random numbers
-    are drawn in the program's order.
+    A chain runs at the place of its last member, so no other PythonOp may be between its members: random
+    numbers must be drawn in the program's order.
 
     Args:
         graph: a session's copy of an exported graph.
@@ -76,7 +76,7 @@ def join_python_ops(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[C
 def _link(
     first: onnx.NodeProto, second: onnx.NodeProto, sites: Mapping[str, Site], readers: Mapping[str, int]
 ) -> int:
-    """Index of the input by which the second call may directly follow the first; -1 if it may not."""
+    """Return the index of the input by which the second call may directly follow the first; -1 for none."""
     # The first output is the context.
     made, taken = list(first.output[1:]), list(second.input)
     plain = all(_is_plain(node, sites[node.name]) for node in (first, second))
@@ -86,7 +86,7 @@ def _link(
 
 
 def _is_plain(node: onnx.NodeProto, site: Site) -> bool:
-    """Whether a call takes tensors, writes to none, and is not declared to return memory of theirs."""
+    """Return True if a call has tensor inputs, writes to none, and is not declared to return their memory."""
     result = site.known_result
     return len(node.input) > 0 and not result.mutated and not result.forward_map
 
@@ -105,12 +105,12 @@ def _joined_calls(chain: Chain, nodes: Sequence[onnx.NodeProto]) -> onnx.NodePro
 
 
 def join_python_op_grads(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[Chain]:
-    """The same for PythonOpGrads, in place.
+    """Replace chains of PythonOpGrads by one node each, in place.
 
-    Calls that an operator stands between in forward are joined, too, if autograd hands the gradient on as it
-    is. No other PythonOpGrad may stand in between: what backwards leave beside gradients, and numbers that
-    they draw, come in the program's order. A chain runs where its first node stood, as nodes between may read
-    a gradient that is not passed on.
+    Calls with an operator between them in forward are joined, too, if autograd passes the gradient on
+    unchanged. No other PythonOpGrad may be between them: effects of backwards, and random numbers that they
+    draw, must come in the program's order. A chain runs at the place of its first node, as nodes in between
+    may read a gradient that is not passed along the chain.
 
     Args:
         graph: a session's copy of a backward half, or of a whole step.
@@ -128,7 +128,7 @@ def join_python_op_grads(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> l
         if link < 0:
             rows.append([])
         else:
-            # It is the node before, which runs later in forward, that takes the output of this one.
+            # The previous node, which runs later in forward, reads the output of this one.
             rows[-1][-1] = rows[-1][-1][0], link
         rows[-1].append((node, -1))
     chains = []
@@ -148,7 +148,7 @@ def join_python_op_grads(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> l
 def _gradient_link(
     later: onnx.NodeProto, earlier: onnx.NodeProto, sites: Mapping[str, Site], readers: Mapping[str, int]
 ) -> int:
-    """Index of the argument of the later call whose gradient is all that the earlier takes; -1 if none is."""
+    """Return the argument of the later call whose gradient alone the earlier one reads; -1 for none."""
     site, taken = sites[later.name], list(earlier.input)
     one_output = len(sites[earlier.name].known_result.tensors) == 1
     plain = not any(_writes(sites[node.name]) for node in (later, earlier))
@@ -159,7 +159,7 @@ def _gradient_link(
 
 
 def _writes(site: Site) -> bool:
-    """Whether a call writes to an argument, or is declared to give or to take over memory of one."""
+    """Return True if a call writes to an argument, or is declared to share the memory of one."""
     result = site.known_result
     return bool(result.mutated or result.forward_map or result.backward_map)
 
@@ -167,7 +167,7 @@ def _writes(site: Site) -> bool:
 def _joined_gradients(
     chain: Chain, nodes: Sequence[onnx.NodeProto], sites: Mapping[str, Site]
 ) -> onnx.NodeProto:
-    """One node of PythonOpGrads that are in the order of forward."""
+    """Return one node for PythonOpGrads that are in the order of forward."""
     attributes = [_attributes(node) for node in nodes]
     linked = [
         needed_inputs(sites[node.name]).index(link) if link >= 0 else -1
@@ -187,7 +187,7 @@ def _joined_gradients(
 
 
 def _put(graph: onnx.GraphProto, given: Iterable[onnx.NodeProto | None]) -> None:
-    """Give the graph other nodes, and drop what it says of values that are no more."""
+    """Replace the graph's nodes, and drop the types of values that no longer exist."""
     nodes = [node for node in given if node is not None]
     values = {name for node in nodes for name in (*node.input, *node.output)}
     types = [value for value in graph.value_info if value.name in values]
@@ -197,7 +197,7 @@ def _put(graph: onnx.GraphProto, given: Iterable[onnx.NodeProto | None]) -> None
 
 
 def _without_links(chain: Chain, of_members: Iterable[Iterable[Any]]) -> list[Any]:
-    """What the members have one of a tensor argument, in a row, but for the arguments that are links."""
+    """Concatenate the members' items, one per tensor argument, without those of arguments that are links."""
     return [
         item
         for items, link in zip(of_members, chain.links, strict=True)

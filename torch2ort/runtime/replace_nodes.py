@@ -1,4 +1,4 @@
-"""Other nodes in the places of some, such as a branch for the tensors that an operator cannot have."""
+"""Replacement of nodes, for example by a branch for tensors that an operator does not support."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def replace_nodes(
     is_meant: Callable[[onnx.NodeProto], bool],
     others: Callable[[onnx.NodeProto, Mapping[str, list[int]]], Iterable[onnx.NodeProto]],
 ) -> onnx.ModelProto:
-    """``model``, or a copy of it with other nodes in the places of some.
+    """Return ``model``, or a copy of it in which some nodes are replaced.
 
     Args:
         model: the model; it is not changed.
-        is_meant: whether a node may need others in its place.
-        others: those, given it and the sizes that :func:`known_shapes` tells.
+        is_meant: returns True for a node that may be replaced.
+        others: returns the nodes in its place, given it and the sizes of :func:`known_shapes`.
     """
     if not any(is_meant(node) for graph in graphs_in(model.graph) for node in graph.node):
         return model
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    # Inner graphs first, and none of those that are made here.
+    # Inner graphs first, so the graphs that are made here are not visited.
     for graph in reversed(list(graphs_in(made.graph))):
         shapes = known_shapes(graph)
         nodes = [part for n in graph.node for part in (others(n, shapes) if is_meant(n) else [n])]
@@ -37,24 +37,24 @@ def replace_nodes(
 
 
 def branch(name: str, nodes: list[onnx.NodeProto], outputs: list[str]) -> onnx.GraphProto:
-    """A branch of an If, which reads what it needs from outside."""
+    """Return a branch of an If, which reads values of the outer graph."""
     return helper.make_graph(nodes, name, [], [onnx.ValueInfoProto(name=output) for output in outputs])
 
 
 def constant(name: str, value: np.ndarray) -> onnx.NodeProto:
-    """A node that gives int64 numbers."""
+    """Return a constant node of int64 numbers."""
     tensor = numpy_helper.from_array(value.astype(np.int64))
     return helper.make_node("Constant", [], [name], name=name, value=tensor)
 
 
 def unless(condition: str, node: onnx.NodeProto, name: str, otherwise: onnx.GraphProto) -> onnx.NodeProto:
-    """An If of this name that runs ``node`` unless a condition holds.
+    """Return an If that runs ``node`` unless a condition holds.
 
     Args:
         condition: the name of a bool.
         node: a node; it is not changed.
-        name: of the If.
-        otherwise: the branch that is taken where the condition holds: as many results as the node has.
+        name: name of the If.
+        otherwise: the branch for the case that the condition holds, with as many results as the node has.
     """
     inner = onnx.NodeProto()
     inner.CopyFrom(node)
@@ -66,7 +66,7 @@ def unless(condition: str, node: onnx.NodeProto, name: str, otherwise: onnx.Grap
 
 
 def known_shapes(graph: onnx.GraphProto) -> dict[str, list[int]]:
-    """Sizes of each value whose rank is known; 0 for one that varies."""
+    """Return the sizes of each value whose rank is known; 0 for a size that varies."""
     values = (*graph.input, *graph.output, *graph.value_info)
     found = {
         v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]

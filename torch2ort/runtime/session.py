@@ -1,4 +1,4 @@
-"""onnxruntime's InferenceSession, with PythonOp nodes that run and their exceptions as they were raised."""
+"""onnxruntime's InferenceSession with PythonOp nodes, which raises the exceptions of Functions unchanged."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def inference_session(
     providers: Sequence[Any] | None = None,
     session_options: Any = None,
 ) -> Any:
-    """An ``onnxruntime.InferenceSession`` that can run the graph's PythonOp nodes.
+    """Create an ``onnxruntime.InferenceSession`` that can run the graph's PythonOp nodes.
 
-    They run in the custom operator of torch2ort's library.
+    These nodes run in the custom operator of torch2ort's library.
 
     Args:
         proto: an exported model; it is not changed.
@@ -72,15 +72,16 @@ def tuned_session(
     originals: OriginalFeeds | None = None,
     optimize: Callable[[onnx.ModelProto], onnx.ModelProto | None] | None = None,
 ) -> Any:
-    """As :func:`inference_session`, with settings that are torch2ort's to change.
+    """Create a session as :func:`inference_session`, with settings that torch2ort may change.
 
     Args:
         proto: an exported model; it is not changed.
         sites: the site of each PythonOp node, by node name.
-        settings: ``SessionOptions`` of nobody else's making.
+        settings: ``SessionOptions`` of torch2ort's own, which are changed.
         providers: as for ``InferenceSession``; the CPU by default.
         originals: see :func:`torch2ort.runtime.native_sites.original_feeds`.
-        optimize: gives the model as ONNX Runtime optimises it, where that is kept.
+        optimize: returns the model as ONNX Runtime optimises it, or ``None``; ``None`` to leave that to the
+            session.
 
     Raises:
         EngineError: onnxruntime refuses the model.
@@ -103,18 +104,18 @@ def native_session(
     originals: OriginalFeeds | None = None,
     optimize: Callable[[onnx.ModelProto], onnx.ModelProto | None] | None = None,
 ) -> tuple[native.Half, Sequence[Callee]] | None:
-    """As :func:`tuned_session` on the CPU, but tensors pass in C++.
+    """Create a session as :func:`tuned_session` on the CPU, with tensors passed in C++.
 
     Args:
         graph: the graph.
-        settings: as there.
-        names: of what is fed, and of what is fetched.
-        passing: what becomes of these.
-        originals: as there.
-        optimize: as there.
+        settings: as for :func:`tuned_session`.
+        names: names of the feeds, and names of the fetches.
+        passing: the use of feeds and fetches.
+        originals: as for :func:`tuned_session`.
+        optimize: as for :func:`tuned_session`.
 
     Returns:
-        The session, and what its nodes call; ``None`` where onnxruntime does not share its environment.
+        The session, and the callees of its nodes; ``None`` where onnxruntime does not share its environment.
 
     Raises:
         EngineError: onnxruntime refuses the model.
@@ -128,7 +129,7 @@ def native_session(
         own.CopyFrom(model)
         model, bound = own, stock.bind_nodes(own.graph, graph.sites, originals, in_place=follows_maps(None))
         model.opset_import.MergeFrom(_missing_imports(model))
-    # A session without Functions has no outputs of theirs to take.
+    # A session without Functions has none of their outputs.
     with lent_allocator(settings if graph.sites else private.onnxruntime().SessionOptions()) as lent:
         if not lent:
             return None
@@ -140,13 +141,13 @@ def native_session(
             if missing and isinstance(source, str):
                 return None
             if missing and isinstance(source, bytes):
-                # Messages that follow each other are merged: an import needs no copy of the weights.
+                # Concatenated protobuf messages are merged: adding an import does not copy the weights.
                 source += onnx.ModelProto(opset_import=missing).SerializeToString()
             return native_half(source, *names, passing, settings, registered), bound
 
 
 def _missing_imports(model: onnx.ModelProto) -> list[onnx.OperatorSetIdProto]:
-    """Of the domain that ONNX Runtime fuses into: beside a library's operators it has to be imported."""
+    """Return the import of the domain of ONNX Runtime's fusions, which custom operators need, if missing."""
     is_there = any(entry.domain == "com.microsoft" for entry in model.opset_import)
     return [] if is_there else [onnx.helper.make_opsetid("com.microsoft", 1)]
 
@@ -159,7 +160,7 @@ def _bind(
     *,
     in_place: bool,
 ) -> tuple[onnx.ModelProto, Sequence[Callee]]:
-    """The model as a session with these settings takes it, and what its PythonOp nodes call."""
+    """Return the model for a session with these settings, and the callees of its PythonOp nodes."""
     proto = mended(proto)
     if not sites:
         return proto, ()
@@ -172,11 +173,11 @@ def _bind(
 def make_session(
     model: bytes | str, bound: Sequence[Callee], settings: Any, providers: Sequence[Any] | None = None
 ) -> Any:
-    """A session over a model whose PythonOp nodes are bound already.
+    """Create a session from a model whose PythonOp nodes are bound.
 
     Args:
         model: ONNX, or the path of a file.
-        bound: what they call.
+        bound: their callees.
         settings: ``SessionOptions``.
         providers: as for ``InferenceSession``; the CPU by default.
 
@@ -201,14 +202,14 @@ def make_session(
 
 
 def refuse_missing(session: Any, providers: Sequence[Any]) -> None:
-    """Refuse a session that went without a provider: onnxruntime says so in a line, and takes the CPU.
+    """Refuse a session that fell back to the CPU: ONNX Runtime reports a missing provider in a log line only.
 
     Args:
-        session: of onnxruntime.
-        providers: that were asked for.
+        session: the session.
+        providers: the providers that were requested.
 
     Raises:
-        EngineError: names the first that is missing.
+        EngineError: names the first provider that is missing.
     """
     present = session.get_providers()
     for name in map(name_of, providers):
@@ -225,7 +226,7 @@ def _session_class() -> Any:
     base = private.onnxruntime().InferenceSession
 
     def construct(self: Any, callees: Sequence[Callee], *args: Any, **kwargs: Any) -> None:
-        # Kept for set_providers, which makes the kernels again.
+        # Kept alive for set_providers, which creates the kernels again.
         self.python_op_callees = callees
         base.__init__(self, *args, **kwargs)
 

@@ -1,7 +1,7 @@
-"""How values pass through the session of a half: PyTorch's tensors go in and come out, and the rest goes on.
+"""The inputs and outputs of a half's session: PyTorch's tensors, and values that pass between the halves.
 
-Where onnxruntime shares its environment with the extension, they pass in C++ (``native.Half``), and what goes
-from forward to backward is no Python object. Elsewhere they pass by onnxruntime's Python interface.
+Where onnxruntime shares its environment with the extension, values pass in C++ (``native.Half``), and those
+from forward to backward are no Python objects. Elsewhere they pass by onnxruntime's Python interface.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizer
 
 @dataclass(frozen=True)
 class Passing:
-    """What a half is fed with, and what becomes of what it gives.
+    """The feeds of a half, and the use of its outputs.
 
     Attributes:
-        sources: of what is fed behind the values that the other half kept, one an input: the position of one
-            of the caller's tensors, or a tensor that is the same in every call.
-        varying: how many of the caller's tensors are others in every call. The values of those behind them,
-            and of parameters, are made once for as long as they are where they were.
+        sources: for each input after the values that the other half saved: the position of one of the
+            caller's tensors, or a tensor that is the same in every call.
+        varying: how many of the caller's tensors change in every call. The values of later ones, and of
+            parameters, are cached as long as their memory is the same.
         fetched: positions of the outputs that become tensors.
-        kept: what is left for the other half: positions of outputs, or ``~i`` of what was fed as number i.
-        donated: positions among these of what the other half owns, and does not get fed with.
+        kept: values for the other half: positions of outputs, or ``~i`` for feed ``i``.
+        donated: positions among ``kept`` of values that the other half owns, and does not get as feeds.
     """
 
     sources: tuple[int | torch.Tensor, ...]
@@ -43,11 +43,11 @@ class Passing:
 
     @classmethod
     def through(cls, inputs: int, outputs: int) -> Passing:
-        """Of a half that gets tensors and gives tensors."""
+        """Return the passing of a half whose inputs and outputs are all tensors."""
         return cls(tuple(range(inputs)), inputs, tuple(range(outputs)))
 
     def without_donations(self) -> Passing:
-        """The same where the other half is fed with all of it."""
+        """Return the same passing, with all values for the other half as its feeds."""
         return replace(self, donated=())
 
     @property
@@ -57,19 +57,19 @@ class Passing:
 
     @property
     def fed(self) -> tuple[int, ...]:
-        """What the other half is fed with, as of ``kept``."""
+        """The feeds of the other half, as entries of ``kept``."""
         return tuple(place for i, place in enumerate(self.kept) if i not in self.donated)
 
 
 class ByPython:
-    """Passes values by onnxruntime's Python interface.
+    """Passing of values by onnxruntime's Python interface.
 
     Args:
-        session: of onnxruntime.
-        inputs: names of what is fed.
-        outputs: names of what is computed.
-        passing: what becomes of them.
-        bools: positions of the outputs that are of bool.
+        session: the session.
+        inputs: names of the inputs.
+        outputs: names of the outputs.
+        passing: the use of inputs and outputs.
+        bools: positions of the bool outputs.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ByPython:
     def run(
         self, kept: Sequence[Any] | None, tensors: Sequence[torch.Tensor], run: native.Run
     ) -> tuple[list[torch.Tensor], list[Any]]:
-        """See :meth:`torch2ort.runtime.step_session.HalfSession.run`."""
+        """Run the half; see :meth:`torch2ort.runtime.step_session.HalfSession.run`."""
         made = self._feeds.values(tensors)
         given = [made[source] if isinstance(source, int) else source for source in self._sources]
         fed = [*(kept or ()), *given]
@@ -103,17 +103,17 @@ class ByPython:
         return fetched, self._left(results, fed, run)
 
     def _left(self, results: Any, fed: Sequence[Any], run: native.Run) -> list[Any]:
-        """What the other half is fed with; the run gets what it owns."""
+        """Return the feeds of the other half; the run gets the values that it owns."""
         passing, places = self._passing, self._passing.kept
         if passing.donated:
             run.donate([results[i].to_dlpack() for i in passing.given_away])
             places = passing.fed
-            # An item of such a vector keeps the vector alive, with all that is in it.
+            # An item of the vector would keep the whole vector alive.
             results = own_items(results, [i for i in places if i >= 0])
         return [results[i] if i >= 0 else fed[~i] for i in places]
 
     def _computed(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
-        """One OrtValue an output."""
+        """Return one OrtValue per output."""
         failure: BaseException | None = None
         with contexts_in(run, without_grad=True):
             try:
@@ -140,20 +140,20 @@ def native_half(
     settings: Any,
     registered: Any,
 ) -> native.Half:
-    """A session through which values pass in C++.
+    """Create a session with values passed in C++.
 
     Args:
-        model: ONNX whose nodes are bound, or the path of a file.
-        inputs: names of what is fed.
-        outputs: names of what is computed.
-        passing: what becomes of them.
+        model: ONNX with bound nodes, or the path of a file.
+        inputs: names of the inputs.
+        outputs: names of the outputs.
+        passing: the use of inputs and outputs.
         settings: ``SessionOptions``.
-        registered: the same in C++; see ``native.registered_options``.
+        registered: the same options in C++; see ``native.registered_options``.
 
     Raises:
         EngineError: onnxruntime refuses the model.
     """
-    # The C interface has no argument for it.
+    # The C interface has no argument for disabled optimisers.
     settings.add_session_config_entry(
         "optimization.disable_specified_optimizers", ";".join(disabled_optimizers(settings))
     )

@@ -1,4 +1,4 @@
-"""A session over one half of a step."""
+"""The session of one half of a step."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from torch2ort.runtime.step_io import ByPython, Passing, native_half
 from torch2ort.runtime.workarounds import mended
 from torch2ort.support.startup_timing import SESSION, timed
 
-# What a session is made of, for as long as it is made.
+# The model of a session, available while the session is created.
 Source = AbstractContextManager[bytes | str]
 
 
 class Bindings:
-    """Native sites of one step, which its forward and its backward sessions share.
+    """Native sites of one step, which its forward and backward sessions share.
 
     Args:
-        providers: of the sessions; ``None`` for the CPU.
+        providers: the sessions' providers; ``None`` for the CPU.
 
     Attributes:
-        in_place: whether in-place maps hold there.
-        names: key of the site that a native one is the counterpart of, by its own key.
+        in_place: whether in-place maps are supported there.
+        names: key of a native site -> key of the site whose counterpart it is.
     """
 
     def __init__(self, providers: Sequence[Any] | None) -> None:
@@ -60,7 +60,7 @@ class Bindings:
         self._originals.update(originals)
 
     def of(self, site: Site) -> native.Site:
-        """The native counterpart of ``site``; it keeps contexts if a backward will ask for them."""
+        """Return the native counterpart of ``site``, which saves contexts if a backward may follow."""
         if site.key not in self._sites:
             key = f"{site.key}/{secrets.token_hex(4)}"
             training = any(site.needs_input_grad)
@@ -72,15 +72,15 @@ class Bindings:
 
 
 def bind_half(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> list[Callee]:
-    """Let nodes call their sites, those that follow each other directly by one node.
+    """Bind nodes to their sites, and join chains of calls into one node each.
 
     Args:
         graph: a session's copy of a half, or of a whole step; changed in place.
-        lowered: what it is a copy of.
+        lowered: the half that it is a copy of.
         bindings: gets the native sites.
 
     Returns:
-        What the nodes call. They find it as long as this list lives.
+        The callees of the nodes, which the caller must keep alive.
     """
     sites: Mapping[str, Site] = {**lowered.calls, **lowered.derivatives}
     saved = share_memory(graph, sites) if bindings.in_place else {}
@@ -98,23 +98,23 @@ def bind_half(graph: onnx.GraphProto, lowered: Lowered, bindings: Bindings) -> l
 
 
 class HalfSession:
-    """Runs one half of a step.
+    """The session of one half of a step.
 
     Args:
-        name: of the half, for debugging.
+        name: name of the half, for debugging.
         lowered: the half.
-        bindings: what its nodes call.
+        bindings: the native sites of its nodes.
         options: threads, providers and debugging.
-        passing: what it is fed with, and what becomes of what it gives. Where another session cannot own
-            what this one gives, it is fed with all of it.
-        frees_early: whether it reads much that nobody needs after it.
-        donated: positions of inputs that come with the run, which owns them: they are free after their last
-            reader. Others are fed, and live until the run ends.
-        readable: what people call some of its values, for debugging.
-        shelf: where its optimised graph is kept for the next process.
+        passing: its feeds, and the use of its results. Where another session cannot own its results, that
+            session gets all of them as feeds.
+        frees_early: whether to order nodes so that inputs, which are unused afterwards, are free early.
+        donated: positions of inputs that the run owns: they are free after their last use. Other inputs are
+            fed, and live until the run ends.
+        readable: names of some of its values for debugging.
+        shelf: where its optimised graph is stored for the next process.
 
     Attributes:
-        passing: what was asked for, as far as it can be.
+        passing: the requested passing, as far as it is supported.
     """
 
     @timed(SESSION)
@@ -139,7 +139,7 @@ class HalfSession:
         settings.enable_mem_pattern = False
         settings.use_deterministic_compute = options.deterministic
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # Weights are inputs that every step changes: a packed copy would go stale.
+        # Weights are inputs that every step changes: a packed copy would be outdated.
         settings.add_session_config_entry("session.disable_prepacking", "1")
         stock.register_library(settings)
         registered = native.registered_options()
@@ -153,7 +153,7 @@ class HalfSession:
         self._fed = [name for name in self._inputs if name not in owned]
         self._bools = bool_outputs(lowered.proto.graph, self._outputs)
         with self._lent_allocator(settings) as lent:
-            # Whether values of another session may be donated to one like it without a copy.
+            # Values of another session can be donated to such a session without a copy.
             takes_memory = lent and shares_memory()
             self.passing = passing if takes_memory else passing.without_donations()
             if lent:
@@ -164,7 +164,7 @@ class HalfSession:
             source = self._source(model, optimization, shelf)
             self._passes = self._passing(source, settings, registered if lent else None)
 
-    # What a session of another device does otherwise.
+    # Replaced by sessions on another device.
     _lent_allocator = staticmethod(lent_allocator)
 
     def _providers(self) -> list[Any]:
@@ -174,7 +174,7 @@ class HalfSession:
         return ByPython(session, self._fed, self._outputs, self.passing, self._bools)
 
     def _source(self, model: onnx.ModelProto, optimization: Optimization, shelf: Shelf | None) -> Source:
-        """What the session is made of."""
+        """Return the model that the session is created from."""
         better: onnx.ModelProto | None = None
         if shelf is not None:
             better = optimization.kept(model, f"optimised {self._name}", shelf, identity(self._options))
@@ -185,12 +185,13 @@ class HalfSession:
         return loadable(model if better is None else better)
 
     def _passing(self, source: Source, settings: Any, registered: Any) -> native.Half | ByPython:
-        """The session, with the way that values take through it.
+        """Create the session, with the way in which values pass through it.
 
         Args:
-            source: what it is made of.
-            settings: of it.
-            registered: the same in C++; ``None`` where onnxruntime's Python interface has to be taken.
+            source: the model.
+            settings: the session's settings.
+            registered: the same settings in C++; ``None`` where values pass by onnxruntime's Python
+                interface.
         """
         save_optimized(self._options, f"{self._name}_optimized", settings)
         providers = self._providers()
@@ -207,15 +208,15 @@ class HalfSession:
         """Compute the half.
 
         Args:
-            kept: what the other half left; ``None`` for nothing.
-            tensors: the caller's.
-            run: the contexts of the step's Functions, and the values that are donated.
+            kept: the values that the other half saved; ``None`` for none.
+            tensors: the caller's tensors.
+            run: the contexts of the step's Functions, and the donated values.
 
         Returns:
-            The tensors that are fetched, and what is left for the other half.
+            The fetched tensors, and the values for the other half.
 
         Raises:
-            EngineError: ONNX Runtime failed, or a tensor is not on the CPU. An exception of a Function
-                arrives as it is.
+            EngineError: ONNX Runtime failed, or a tensor is not on the CPU. An exception of a Function is
+                raised unchanged.
         """
         return self._passes.run(kept, tensors, run) if self._outputs else ([], None)

@@ -1,7 +1,7 @@
-"""PythonOp nodes on any onnxruntime: the custom-op library, and what a node may call.
+"""PythonOp nodes on any onnxruntime: the custom-op library, and the callees of nodes.
 
-The extension module itself is the library. When a session makes the kernel of a node, the library asks
-:func:`resolve` here for the node's site; names in the node are all that it has to say.
+The extension module itself is the library. When a session creates the kernel of a node, the library calls
+:func:`resolve` for the node's callee; the node itself contains only names.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ KEY_ATTRIBUTE = "site_key"
 _READ_ATTRIBUTES = frozenset({"output_tensor_types", "output_tensor_ranks", "gradients", "handed_on"})
 _KEPT_ERROR = re.compile(r"\[torch2ort error (\d+)\]")
 
-# Whether somebody called try_cuda().
+# Not empty once try_cuda() was called.
 _tried: list[bool] = []
-# Sites of this process's own sessions by a random key, which no file can know.
+# Callees of this process's sessions by a random key, which no file can contain.
 _bound: weakref.WeakValueDictionary[str, native_sites.Callee] = weakref.WeakValueDictionary()
 
 
 def custom_ops_library_path() -> str:
-    """Path of the library that lets any onnxruntime run exported files.
+    """Return the path of the library that lets any onnxruntime run exported files.
 
-    Make it known to the options of each session whose model holds PythonOp nodes, and supply the classes
+    Register it in the options of each session whose model contains PythonOp nodes, and register the classes
     that they call with :func:`torch2ort.register_function`::
 
         options = onnxruntime.SessionOptions()
@@ -54,17 +54,17 @@ def custom_ops_library_path() -> str:
 
 
 def resolve(func_name: str, key: str, text: str) -> native_sites.Callee:
-    """What a node calls, when a session makes the node's kernel.
+    """Return the callee of a node; called when a session creates the node's kernel.
 
     Args:
         func_name: the node's attribute of that name.
-        key: of a node that :func:`bind_nodes` prepared, else ``""``.
-        text: the node's site as a file holds it, else ``""``.
+        key: the key of a node that :func:`bind_nodes` prepared, else ``""``.
+        text: the node's site as stored in a file, else ``""``.
 
     Raises:
         FunctionNotFoundError: no class was registered under the name.
         ModelLoadError: the node's site is damaged, or does not fit the class.
-        EngineError: the key is of no session of this process.
+        EngineError: the key belongs to no session of this process.
     """
     if key:
         callee = _bound.get(key)
@@ -95,17 +95,17 @@ def bind_nodes(
     *,
     in_place: bool,
 ) -> list[native_sites.Callee]:
-    """Turn the graph's PythonOp nodes into what the custom operator takes, in place.
+    """Bind the graph's PythonOp nodes to callees of the custom operator, in place.
 
     Args:
         graph: a session's copy of an exported graph.
         sites: the site of each PythonOp node, by node name.
         originals: see :func:`torch2ort.runtime.native_sites.original_feeds`.
-        in_place: whether in-place maps hold there; see
+        in_place: whether in-place maps are supported there; see
             :func:`torch2ort.runtime.custom_op.in_place.follows_maps`.
 
     Returns:
-        What the nodes call. They find it as long as this list lives.
+        The callees of the nodes, which the caller must keep alive.
     """
     saved = share_memory(graph, sites) if in_place else {}
     joined = {name: site for name, site in sites.items() if not native_sites.runs_directly(site)}
@@ -132,15 +132,15 @@ def bind_nodes(
 def bind_callees(
     graph: onnx.GraphProto, callees: Mapping[str, native_sites.Callee], names: Mapping[str, str]
 ) -> list[native_sites.Callee]:
-    """Turn nodes into what the custom operators take, in place.
+    """Bind nodes to callees of the custom operators, in place.
 
     Args:
         graph: a session's copy of a graph.
-        callees: what each PythonOp or PythonOpGrad node calls, by node name.
-        names: of the Functions, for messages, by node name.
+        callees: the callee of each PythonOp or PythonOpGrad node, by node name.
+        names: names of the Functions for messages, by node name.
 
     Returns:
-        What the nodes call. They find it as long as this list lives.
+        The callees of the nodes, which the caller must keep alive.
     """
     derivatives = [node for node in graph.node if node.op_type == "PythonOpGrad"]
     for node in (*python_op_nodes(graph), *derivatives):
@@ -153,18 +153,18 @@ def bind_callees(
         node.domain = "com.microsoft"
         if node.op_type != "PythonOpGrad":
             node.op_type = "PythonOp"
-        # Nobody reads the context, so that nothing needs to be written.
+        # The context is unused, so no value needs to be written.
         node.output[0] = ""
     return list(callees.values())
 
 
 def callee_keys(graph: onnx.GraphProto) -> list[str]:
-    """The keys that :func:`bind_callees` gave, in the order of the nodes."""
+    """Return the keys that :func:`bind_callees` set, in the order of the nodes."""
     return [attribute.s.decode() for attribute in _key_attributes(graph)]
 
 
 def rename_callees(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Put other texts in the place of such keys, in place."""
+    """Replace these keys by other texts, in place."""
     for attribute in _key_attributes(graph):
         attribute.s = names[attribute.s.decode()].encode()
 
@@ -175,27 +175,28 @@ def _key_attributes(graph: onnx.GraphProto) -> list[onnx.AttributeProto]:
 
 
 def register_library(session_options: Any) -> None:
-    """Let sessions of these options run PythonOp nodes; a second time does nothing."""
+    """Let sessions with these options run PythonOp nodes; repeated calls have no effect."""
     session_options.register_custom_ops_library(custom_ops_library_path())
 
 
 def try_cuda() -> None:
-    """Let Functions run on the CUDAExecutionProvider, and modules train on CUDA tensors, for good.
+    """Let Functions run on the CUDAExecutionProvider, and modules train on CUDA tensors, from now on.
 
-    They run on onnxruntime's stream and nobody waits for the device. It is refused before, because
-    torch2ort's tests have run on an emulated device only: compare the results with eager PyTorch's.
+    Functions run on onnxruntime's stream, and the host does not wait for the device. CUDA is refused before
+    this call, because torch2ort's tests have run on an emulated device only: compare the results with eager
+    PyTorch's.
     """
     native.try_cuda()
     _tried.append(True)
 
 
 def cuda_is_tried() -> bool:
-    """Whether :func:`try_cuda` was called."""
+    """Return True if :func:`try_cuda` was called."""
     return bool(_tried)
 
 
 def take_error(error: Exception) -> BaseException | None:
-    """The exception of a Function behind onnxruntime's ``error``, if that was the cause."""
+    """Return the exception of a Function that caused onnxruntime's ``error``, if one did."""
     numbers = _KEPT_ERROR.findall(str(error))
     return native.take_custom_op_error(int(numbers[-1])) if numbers else None
 
@@ -203,13 +204,13 @@ def take_error(error: Exception) -> BaseException | None:
 @functools.cache
 def _external_stream(address: int, device: int) -> torch.cuda.Stream:
     place = torch.device("cuda", device)
-    # Of address 0, which is CUDA's name of the default stream, ExternalStream makes one out of torch's pool.
+    # For address 0, CUDA's name of the default stream, ExternalStream would create one from torch's pool.
     return torch.cuda.ExternalStream(address, device=place) if address else torch.cuda.default_stream(place)
 
 
 @contextlib.contextmanager
 def _on_stream(address: int, device: int) -> Iterator[None]:
-    """Makes onnxruntime's stream torch's current one: both queue their work in it, and nobody waits."""
+    """Make onnxruntime's stream torch's current one: both queue work on it, and the host does not wait."""
     with torch.cuda.stream(_external_stream(address, device)):
         if torch.cuda.is_current_stream_capturing():
             raise EngineError(

@@ -1,1 +1,1 @@
-"""The engine: training steps of a graph in sessions of onnxruntime."""
+"""The engine: training steps of a graph in sessions of ONNX Runtime."""

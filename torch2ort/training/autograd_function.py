@@ -1,4 +1,4 @@
-"""The step of autograd that stands for a whole model on ONNX Runtime."""
+"""The autograd function that represents a whole model on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from torch2ort.training.verification import Verification
 
 
 class _Step(NamedTuple):
-    """What forward leaves for backward.
+    """State of one forward for its backward.
 
     Attributes:
-        engine: that ran forward.
-        state: what it left.
-        saved: what it was given.
-        given: what the caller gave, some of which was copied.
-        copied: positions of these.
-        around: what Functions run inside of.
-        verification: compares with eager PyTorch.
+        engine: the engine that ran forward.
+        state: the engine's state.
+        saved: the tensors that the engine was fed with.
+        given: the tensors that the caller passed, some of which were copied for the engine.
+        copied: positions of the copied tensors.
+        around: returns the context manager in which Functions run.
+        verification: the comparison with eager PyTorch, if there is one.
     """
 
     engine: Engine
@@ -43,7 +43,7 @@ class _Step(NamedTuple):
 
 
 class Boundary(torch.autograd.Function):
-    """A training engine under :func:`run`: its forward half here, its backward half when autograd asks."""
+    """A training engine under :func:`run`: forward runs here, backward when autograd calls it."""
 
     @staticmethod
     def forward(
@@ -53,13 +53,13 @@ class Boundary(torch.autograd.Function):
         around: Callable[[], AbstractContextManager[None]],
         *feeds: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """One tensor per entry of the graph's fetches; the engine runs inside of what ``around`` gives."""
+        """Return one tensor per entry of the graph's fetches; the engine runs inside of ``around()``."""
         given, copied = feeds, _to_copy(engine, feeds)
         feeds = tuple(f.clone() if i in copied else f for i, f in enumerate(feeds)) if copied else feeds
         with around(), off():
             outputs, state = engine.forward(feeds)
         saved = Saved(feeds, {i: outputs[i].detach() for i in engine.read_outputs})
-        # Where copies were made, the tensors that were given are what may move.
+        # If copies were made, it is the caller's tensors that may move.
         ctx.step = _Step(
             engine, state, saved, Saved(given, {}) if copied else saved, copied, around, verification
         )
@@ -70,12 +70,13 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """One gradient per feed.
+        """Return one gradient per feed.
 
         Raises:
-            EngineError: a double backward was asked for, or one under autocast, or forward cannot run again,
-                or what backward reads was moved.
-            RuntimeError: a second backward without ``retain_graph``, or a tensor was written to since.
+            EngineError: a double backward was requested, or autocast is on, or forward cannot run again, or a
+                tensor that backward reads was moved.
+            RuntimeError: a second backward without ``retain_graph``, or a tensor was written to since
+                forward.
         """
         if torch.is_grad_enabled():
             raise EngineError(
@@ -113,7 +114,7 @@ class Boundary(torch.autograd.Function):
 def _backward(
     step: _Step, keep: bool, gradients: Sequence[torch.Tensor | None], *, last: bool = True
 ) -> list[torch.Tensor | None]:
-    """One gradient per feed; ``last``: of those that this backward is asked for."""
+    """Return one gradient per feed; ``last`` is False for all but the last backward of a batch."""
     given = all_with_memory(gradients)
     verification = step.verification if last else None
     if verification is not None:
@@ -125,7 +126,7 @@ def _backward(
     return found
 
 
-# As `Boundary.apply`, without what a call inside of a torch.func transform needs: ORTModule refuses those.
+# As `Boundary.apply`, without its support of torch.func transforms, which ORTModule refuses.
 _apply = private.apply_of(Boundary)
 
 
@@ -135,12 +136,12 @@ def run(
     around: Callable[[], AbstractContextManager[None]],
     feeds: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """What the forward half gives, as autograd sees it.
+    """Run the forward half under autograd.
 
     Args:
-        engine: runs both halves.
-        verification: compares with eager PyTorch.
-        around: gives what Functions run inside of.
+        engine: the engine of both halves.
+        verification: the comparison with eager PyTorch, if there is one.
+        around: returns the context manager in which Functions run.
         feeds: one tensor per feed of the graph.
 
     Returns:
@@ -150,10 +151,10 @@ def run(
 
 
 def _to_copy(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> Collection[int]:
-    """Positions of the feeds whose changes before backward are expected, or could not be seen.
+    """Return the positions of the feeds that may change before backward, or whose changes cannot be detected.
 
     Raises:
-        RuntimeError: backward reads a tensor of inference mode, which eager PyTorch refuses, too.
+        RuntimeError: backward reads a tensor of inference mode, which eager PyTorch refuses as well.
     """
     moving = engine.moving.to_copy(engine.needed)
     if not moving and True not in map(torch.Tensor.is_inference, feeds):

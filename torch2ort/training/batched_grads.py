@@ -1,4 +1,4 @@
-"""A backward for each of a batch of gradients, as torch.autograd.grad(is_grads_batched=True) asks for."""
+"""Backward of a batch of gradients, as torch.autograd.grad(is_grads_batched=True) requests it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _Gradients = Sequence[torch.Tensor | None]
 
 
 def is_batched(gradients: _Gradients) -> bool:
-    """Whether a backward is one for each of a batch."""
+    """Return True if a gradient is a batch of gradients."""
     given = [gradient for gradient in gradients if gradient is not None]
     return True in map(private.is_batched, given)
 
 
 def in_turn(gradients: _Gradients, backward: Callable[..., _Gradients]) -> _Gradients:
-    """What a backward gives for a batch, run once for each gradient.
+    """Run a backward once for each gradient of a batch, and return the batched results.
 
     Args:
         gradients: one per output, some of them batched.
-        backward: runs one, and is told by ``last=`` whether it is the last.
+        backward: runs one; its argument ``last`` is True for the last run.
     """
     batched = {
         i: private.out_of_batch(gradient)
@@ -38,7 +38,7 @@ def in_turn(gradients: _Gradients, backward: Callable[..., _Gradients]) -> _Grad
 
 
 def _joined(found: _Gradients) -> torch.Tensor | None:
-    """One gradient for each of the batch; what a Function left out for some is zero for these."""
+    """Return a batch of gradients; ``None`` of some runs becomes zeros."""
     like = next((gradient for gradient in found if gradient is not None), None)
     if like is None:
         return None

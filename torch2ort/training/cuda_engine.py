@@ -1,7 +1,8 @@
-"""The joint engine over tensors that are on a GPU.
+"""The engine for tensors on a GPU.
 
-Forward and backward sessions share one stream, and so do the Functions in them. What forward leaves for
-backward stays in onnxruntime's memory; what the caller gets is a copy in PyTorch's.
+Forward and backward sessions share one stream with each other and with the Functions in them. Values that
+backward reads stay in memory of ONNX Runtime; the caller gets outputs and gradients as copies in PyTorch's
+memory.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from torch2ort.training.plan_cache import Plans
 
 @contextlib.contextmanager
 def _nothing_lent(session_options: Any) -> Iterator[bool]:
-    """In the place of the allocator that gives CPU sessions the memory of PyTorch's tensors."""
+    """Replace the allocator that gives CPU sessions memory of PyTorch: on a device there is none."""
     yield False
 
 
 class _ByPython(ByPython):
-    """As its base, with values on a device; to be called while the sessions' stream is entered."""
+    """As its base, with values on a device; it must be called while the sessions' stream is entered."""
 
     def __init__(
         self,
@@ -58,21 +59,21 @@ class _ByPython(ByPython):
 
 
 class DeviceHalf(HalfSession):
-    """Runs one half of a step, whose inputs and outputs are on a device.
+    """A session of one half of a step, whose inputs and outputs are on a device.
 
-    Nothing is donated, and nodes run in onnxruntime's order: for both it would have to read again what it
-    optimised for a GPU, which nobody tried.
+    No value is donated, and nodes run in ONNX Runtime's order: both would require to read the optimised model
+    for a GPU again, which is untested.
 
     Args:
-        name: see the base, as for the others.
+        name: as in the base class, like the others.
         lowered: the half.
-        bindings: what its nodes call.
+        bindings: the Functions that its nodes call.
         options: threads, providers and debugging.
-        passing: what it is fed with, and what becomes of what it gives.
-        settings: the base's other arguments.
+        passing: its feeds, and the use of its results.
+        settings: the base class's other arguments.
 
     Raises:
-        EngineError: onnxruntime went without a provider.
+        EngineError: ONNX Runtime left out a provider.
     """
 
     _lent_allocator = staticmethod(_nothing_lent)
@@ -94,9 +95,9 @@ class DeviceHalf(HalfSession):
         return on_stream(self._options.providers, self._stream)
 
     def _by_python(self, session: Any) -> ByPython:
-        # Without its libraries onnxruntime runs on the CPU, and says so in a line.
+        # Without its libraries, ONNX Runtime falls back to the CPU with a line in its log.
         refuse_missing(session, self._providers())
-        # Constants are copied to the device. A backward, which is made inside of a run, has none.
+        # Constants are copied to the device. A backward, whose session is created inside of a run, has none.
         constants = any(isinstance(source, torch.Tensor) for source in self.passing.sources)
         with self._stream.entered() if constants else contextlib.nullcontext():
             return _ByPython(session, self._fed, self._outputs, self.passing, self._bools, self._device)
@@ -106,14 +107,14 @@ class DeviceHalf(HalfSession):
 
 
 class DeviceEngine(Engine):
-    """As its base, for tensors that are on the device of the options' providers.
+    """As its base, for tensors on the device of the options' providers.
 
     Args:
-        program: see the base, as for the others.
+        program: as in the base class, like the others.
         requires_grad: the graph inputs that require gradients.
         options: threads, providers and debugging.
-        target: what graphs are for.
-        plans: those of an engine with the same arguments.
+        target: the target of graphs.
+        plans: the plans of an engine with the same arguments.
     """
 
     _half_session: ClassVar[type[HalfSession]] = DeviceHalf
@@ -131,7 +132,7 @@ class DeviceEngine(Engine):
         super().__init__(program, requires_grad, options, target, plans)
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
-        """See the base."""
+        """Run the forward half; see the base class."""
         with self._stream.entered():
             outputs, state = super().forward(feeds)
         return self._stream.handed_over(outputs), state  # type: ignore[return-value]
@@ -139,7 +140,7 @@ class DeviceEngine(Engine):
     def backward(
         self, state: ForwardState, gradients: Sequence[torch.Tensor | None], *, keep: bool
     ) -> list[torch.Tensor | None]:
-        """See the base."""
+        """Run the backward half; see the base class."""
         with self._stream.entered():
             found = super().backward(state, gradients, keep=keep)
         return self._stream.handed_over(found)

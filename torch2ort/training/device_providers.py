@@ -1,4 +1,4 @@
-"""The execution providers of a call of an ORTModule: those of the device that its tensors are on."""
+"""Execution providers of a call of an ORTModule: those of its tensors' device."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from torch2ort.runtime import onnxruntime, stock
 from torch2ort.runtime.ortvalues import shares_memory
 
 _OUT = "or move the model and its inputs with .cpu()"
-# Of CUDA's provider: onnxruntime rounds the factors of a product to 10 bits by default, PyTorch does not.
+# Setting of CUDA's provider: ONNX Runtime rounds the factors of a product to 10 bits by default, PyTorch does
+# not.
 _AS_EAGER = {"use_tf32": "0"}
 
 
 def on_their_device(options: Options, tensors: Iterable[torch.Tensor], name: str) -> Options:
-    """The options of a graph, with the providers that it runs on.
+    """Return the options of a graph, with the providers that it runs on.
 
     Args:
-        options: with the providers of who asked for some.
-        tensors: of a call and of its model.
-        name: of the model, for errors.
+        options: the user's, with the requested providers.
+        tensors: those of a call and of its model.
+        name: the model's name, for errors.
 
     Raises:
-        OptionError: the options ask for what is not there on that device.
-        RuntimeNotFoundError: the installed onnxruntime does not run there.
-        UnsupportedOperatorError: the tensors are on several devices, or on a GPU and nobody said that this
-            may be tried.
+        OptionError: the options request something that is not available on that device.
+        RuntimeNotFoundError: the installed onnxruntime does not support the device.
+        UnsupportedOperatorError: the tensors are on several devices, or on a GPU without a call of
+            :func:`torch2ort.runtime.stock.try_cuda`.
     """
-    # Beside others a number on the CPU does not count, as in PyTorch.
+    # A number on the CPU may be used with tensors of another device, as in PyTorch.
     devices = dict.fromkeys(t.device for t in tensors if t.dim() or not t.is_cpu or t.requires_grad)
     if len(devices) > 1:
         raise UnsupportedOperatorError(
@@ -55,25 +56,25 @@ def on_their_device(options: Options, tensors: Iterable[torch.Tensor], name: str
 
 
 def refuse_untried(options: Options) -> None:
-    """Refuse CUDA among the providers of an ORTModule before anybody asked for it.
+    """Refuse CUDA among the providers of an ORTModule without a call of ``stock.try_cuda()``.
 
     Raises:
-        OptionError: it is there.
+        OptionError: CUDA is among them.
     """
     if CUDA in map(name_of, options.providers or ()) and not stock.cuda_is_tried():
         raise OptionError(
             f"Option 'providers' names {CUDA!r}; an ORTModule has run there on an emulated device only, not "
-            f"on a GPU yet: call torch2ort.runtime.stock.try_cuda() and compare with eager. What "
-            f"torch2ort.export gives runs on any provider"
+            f"on a GPU yet: call torch2ort.runtime.stock.try_cuda() and compare with eager. A model of "
+            f"torch2ort.export runs on any provider"
         )
 
 
 def _refuse_runtime(options: Options, where: str) -> None:
-    """Refuse an onnxruntime that does not run on CUDA's tensors, and one that nobody asked to.
+    """Refuse an onnxruntime that does not support CUDA tensors, and one whose support was not enabled.
 
     Raises:
-        RuntimeNotFoundError: it has no provider for it, or is too old.
-        UnsupportedOperatorError: nobody said that it may be tried.
+        RuntimeNotFoundError: it has no provider for CUDA, or is too old.
+        UnsupportedOperatorError: the user has not called :func:`torch2ort.runtime.stock.try_cuda`.
     """
     ort = onnxruntime()
     available = ort.get_available_providers()
@@ -96,10 +97,10 @@ def _refuse_runtime(options: Options, where: str) -> None:
 
 
 def _refuse_options(options: Options, where: str) -> None:
-    """Refuse options that are for the CPU alone.
+    """Refuse options that are supported on the CPU only.
 
     Raises:
-        OptionError: names the first.
+        OptionError: names the first of them.
     """
     for name in ("fuse", "autotune"):
         if options.is_on(name):
@@ -109,10 +110,10 @@ def _refuse_options(options: Options, where: str) -> None:
 
 
 def _providers_on(given: Any, device: torch.device, where: str) -> tuple[Provider, ...]:
-    """The providers for a GPU, with the settings of who asked for them.
+    """Return the providers for a GPU, with the settings that the user passed.
 
     Raises:
-        OptionError: they are for another device, or have a stream of their own.
+        OptionError: the providers are for another device, or have a stream of their own.
     """
     number = str(device.index or 0)
     if not given:

@@ -1,4 +1,4 @@
-"""Trains a graph by two sessions of any onnxruntime: forward, and backward as autograd differentiated it."""
+"""Training of a graph by two sessions of any onnxruntime: forward, and the backward that autograd derived."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ from torch2ort.training.undefined_grads import LEFT_OUT, refuse_nan
 
 @dataclass(slots=True)
 class ForwardState:
-    """What one forward leaves for its backward.
+    """State of one forward for its backward.
 
     Attributes:
-        kept: what backward is fed with, in the order of the split; ``None`` once it has run for good.
+        kept: the values that backward is fed with, in the order of the split; ``None`` after the last
+            backward.
         run: contexts of the Functions, and the values that backward owns.
     """
 
@@ -45,9 +46,9 @@ class _Backward:
     """The backward for one set of outputs that have a gradient.
 
     Attributes:
-        plan: of it.
-        session: runs it; ``None`` if it computes nothing.
-        gradients: see :meth:`Engine._reached`, of a run in which no Function returned ``None``.
+        plan: its plan.
+        session: its session; ``None`` if it computes nothing.
+        gradients: see :meth:`Engine._reached`, for a run in which no Function returned ``None``.
     """
 
     plan: BackwardPlan
@@ -56,30 +57,30 @@ class _Backward:
 
 
 class Engine:
-    """Forward and backward session for one graph and one set of tensors that require gradients.
+    """Forward and backward sessions of one graph and one set of tensors that require gradients.
 
     Args:
         program: the program.
         requires_grad: the graph inputs (model inputs and weights) that require gradients.
         options: threads and debugging.
-        target: what graphs are for.
-        plans: those of an engine with the same arguments.
+        target: the target of graphs.
+        plans: the plans of an engine with the same arguments.
 
     Attributes:
         differentiable: positions of the fetched outputs that depend on a tensor that requires gradients.
-        needed: positions of the feeds that the backward half reads, so that they must not change between
-            forward and backward.
+        needed: positions of the feeds that the backward half reads, which must not change between forward and
+            backward.
         read_outputs: positions of the fetched outputs whose memory the backward half reads.
-        copied: positions of the feeds that the model itself writes to and that backward reads: what it reads
-            is a copy from before.
-        weights: names of the tensors that are fed behind the model's inputs.
-        moving: whether feeds lie elsewhere in backward than they did in forward.
+        copied: positions of the feeds that the model itself writes to and that backward reads: backward reads
+            a copy that is made before the write.
+        weights: names of the tensors that are fed after the model's inputs.
+        moving: detects feeds whose memory in backward differs from that in forward.
 
     Raises:
-        UnsupportedOperatorError: the program has something that the engine does not take.
+        UnsupportedOperatorError: the engine does not support an operator of the program.
     """
 
-    # Of an engine whose tensors are on another device than the CPU.
+    # Replaced by engines for tensors on another device than the CPU.
     _half_session: ClassVar[type[HalfSession]] = HalfSession
 
     def __init__(
@@ -137,7 +138,7 @@ class Engine:
             self._startup.expects_more = True
 
     def anew(self) -> Engine:
-        """The same engine with sessions of its own."""
+        """Return the same engine with sessions of its own."""
         return type(self)(*self._made_of, self._plans)
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
@@ -150,11 +151,11 @@ class Engine:
             The fetched outputs, and the state for :meth:`backward`.
 
         Raises:
-            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+            EngineError: ONNX Runtime failed. An exception of a Function is raised unchanged.
         """
         run = native.Run()
         if self._saved_feeds:
-            # Others, as `tensor.data = ...` gives the caller's tensor other memory.
+            # New tensors over the same memory, as the caller's may get other memory by `tensor.data = ...`.
             run.feed([feeds[i].detach() for i in self._saved_feeds])
         if self._has_originals:
             run.originals = tuple(feeds)
@@ -168,15 +169,15 @@ class Engine:
         """Run the backward half.
 
         Args:
-            state: what :meth:`forward` left.
+            state: the result of :meth:`forward`.
             gradients: one per fetched output; ``None`` where the loss does not depend on it.
-            keep: whether another backward of this state may come.
+            keep: whether another backward of this state may follow.
 
         Returns:
-            One entry per feed: its gradient, or ``None`` where autograd would give none.
+            One entry per feed: its gradient, or ``None`` where autograd would return none.
 
         Raises:
-            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+            EngineError: ONNX Runtime failed. An exception of a Function is raised unchanged.
         """
         missing = frozenset([i for i in self._plan.tangents if gradients[i] is None])
         known = self._backwards.get(missing)
@@ -196,7 +197,7 @@ class Engine:
         *,
         keep: bool,
     ) -> list[torch.Tensor | None]:
-        """One entry per feed; see :meth:`backward`."""
+        """Run a backward half and return one entry per feed; see :meth:`backward`."""
         plan = backward.plan
         run = state.run
         run.keeps = keep
@@ -218,22 +219,22 @@ class Engine:
             run.clear()
         found: list[torch.Tensor | None] = [None] * self._feed_count
         for feed, position, again in self._reached(plan, undefined) if undefined else backward.gradients:
-            # Two tensors that get one gradient must not share its memory: each may be written to.
+            # Two tensors with one gradient must not share its memory: each may be written to.
             found[feed] = tensors[position].clone() if again else tensors[position]
         if undefined:
             refuse_nan(found, LEFT_OUT)
         return found
 
     def _reached(self, plan: BackwardPlan, undefined: Collection[Edge]) -> list[tuple[int, int, bool]]:
-        """The feeds that a gradient reaches.
+        """Return the feeds that a gradient reaches.
 
         Args:
-            plan: of the backward.
+            plan: the plan of the backward.
             undefined: arguments for which a Function's backward returned ``None``.
 
         Returns:
-            Positions of the feed and of its gradient among the half's outputs, and whether a feed before has
-            the same gradient.
+            Position of the feed, position of its gradient among the half's outputs, and whether an earlier
+            feed has the same gradient.
         """
         reached = self._plan.reach.inputs(plan.given, undefined)
         pairs = [(feed, position) for feed, position in plan.gradients.items() if feed in reached]
@@ -241,12 +242,12 @@ class Engine:
         return [(feed, position, first[position] != feed) for feed, position in pairs]
 
     def _names_of_inputs(self) -> dict[str, str]:
-        """What people call the inputs of the forward half."""
+        """Return the names of the forward half's inputs for messages."""
         pairs = zip(self._plan.half.inputs, self._plan.sources, strict=True)
         return {name: self._signature.feeds[source] for name, source in pairs if isinstance(source, int)}
 
     def _names_in_backward(self, plan: BackwardPlan) -> dict[str, str]:
-        """What people call the inputs and outputs of a backward half."""
+        """Return the names of a backward half's inputs and outputs for messages."""
         assert plan.half is not None
         half, signature, inputs = self._plan.half, self._signature, self._names_of_inputs()
         kept = [half.outputs[i] if i >= 0 else half.inputs[~i] for i in self._plan.kept]
@@ -258,12 +259,12 @@ class Engine:
         }
 
     def _call(self, native_key: str) -> str:
-        """The name of the call that a native site stands for."""
+        """Return the name of the call that a native site represents."""
         return self._nodes[self._bindings.names[native_key]]
 
     @exclusive.looking()
     def _built(self, missing: frozenset[int]) -> _Backward:
-        """The backward without the gradients of some outputs."""
+        """Build the backward without the gradients of some outputs."""
         if missing in self._backwards:
             return self._backwards[missing]  # another thread built it while this one waited
         tracing = contextlib.nullcontext() if self._tracer is None else self._tracer.tracing()
@@ -289,12 +290,12 @@ class Engine:
 def _saved_by_functions(
     plan: ForwardPlan, fed: Mapping[str, int], originals: OriginalFeeds
 ) -> tuple[int, ...]:
-    """Positions of the feeds whose memory Functions get and keep; who writes to one is an error.
+    """Return positions of the feeds whose memory Functions save; a write to such a feed is an error.
 
     Args:
-        plan: of the forward half.
-        fed: position of the feed that an input of the half is.
-        originals: arguments for which Functions get the fed tensor itself, by the site's key.
+        plan: the plan of the forward half.
+        fed: input of the half -> position of its feed.
+        originals: arguments for which Functions get the fed tensor itself, by the key of the site.
     """
     kept = set()
     for node in plan.half.proto.graph.node:

@@ -1,4 +1,4 @@
-"""A joint graph as text, from which another process makes backward halves that were not wanted before."""
+"""Storage of a joint graph as JSON, from which another process builds backward halves when it needs them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from torch2ort.symbolics.registered.user_gradient_ops import (
 
 _GETITEM = "getitem"
 _MAPPED = (MAPPED_CALL, MAPPED_CALL_GRAD)
-# Position of the argument that is the key of a site, which no other process knows.
+# Position of the argument that is the key of a site, which is valid in one process only.
 _SITES = {DIFFERENTIABLE_PYTHON_OP: 1, PYTHON_OP_GRAD: 2}
 
 
 def stored_joint(joint: Joint, feeds: Sequence[int], calls: Mapping[str, Site]) -> bytes:
-    """A joint graph as JSON.
+    """Return a joint graph as JSON.
 
     Args:
-        joint: the graph.
-        feeds: of each input of the program, the feed's position; -1 for a constant.
+        joint: the joint graph.
+        feeds: for each input of the program, the feed's position; -1 for a constant.
         calls: the site of each call of a Function, by its name in the forward half.
 
     Raises:
-        Unkeyable: something in it has no such form.
+        Unkeyable: the graph contains something that cannot be stored.
     """
     names = {site.key: name for name, site in calls.items()}
     traces: dict[str, int] = {}
@@ -76,11 +76,11 @@ def stored_joint(joint: Joint, feeds: Sequence[int], calls: Mapping[str, Site]) 
 
 
 def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[int]]:
-    """What :func:`stored_joint` wrote: the graph, and the feeds of the program's inputs.
+    """Load a joint graph and the feeds of the program's inputs.
 
     Args:
-        text: what it wrote.
-        calls: the same calls in this process.
+        text: the result of :func:`stored_joint`.
+        calls: the sites of the same calls in this process.
     """
     data = json.loads(text)
     graph = torch.fx.Graph()
@@ -104,7 +104,7 @@ def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[in
                         mapped[name_of_call] = MappedCall.loaded(data["mapped"][name_of_call], results)
                     given[-1] = mapped[name_of_call].key
                 node = graph.create_node("call_function", function, name=name)
-                # Handed over at once, torch would warn of sizes among them.
+                # Passed to create_node, sizes among them would make torch warn.
                 node.args, node.kwargs = tuple(given), _load(kwargs, found, sizes)
             node.meta = {"val": _load_value(value, sizes), "stack_trace": data["traces"][trace] or None}
             found[name] = node
@@ -124,7 +124,7 @@ def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[in
 
 
 def _note_sizes_of_gradients(joint: Joint) -> None:
-    """Have torch know, as in the process that traced, that a gradient has the sizes of its output."""
+    """Make torch treat a gradient's sizes as those of its output, as in the process that traced."""
     graph = joint.graph_module.graph
     for node, i in joint.tangents.items():
         for size, other in zip(node.meta["val"].shape, joint.outputs[i].meta["val"].shape, strict=True):
@@ -134,7 +134,7 @@ def _note_sizes_of_gradients(joint: Joint) -> None:
 
 
 def _call(node: torch.fx.Node, names: Mapping[str, str]) -> tuple[str | None, Any, Any]:
-    """Operator, arguments and keywords."""
+    """Return operator, arguments and keywords of a node."""
     if node.op == "placeholder":
         return None, [], _dump({})
     args = list(node.args)
@@ -143,7 +143,7 @@ def _call(node: torch.fx.Node, names: Mapping[str, str]) -> tuple[str | None, An
     if node.op != "call_function" or not isinstance(node.target, private.OpOverload):
         raise UnstorableError(f"{node.target}, which is no operator")
     if node.target in _SITES:
-        # Of a call without a node in the forward half nobody asks for a derivative.
+        # No derivative is requested of a call that has no node in the forward half.
         args[_SITES[node.target]] = names.get(str(args[_SITES[node.target]]), "")
     return str(node.target), _dump(args), _dump(dict(node.kwargs))
 
@@ -156,7 +156,7 @@ def _target(text: str) -> Any:
 
 
 def _dump(value: Any) -> Any:
-    """JSON of an argument, in which nodes stand as their names; lists and mappings stay what they are."""
+    """Return an argument as JSON, with nodes as their names; lists and mappings remain what they are."""
     if isinstance(value, torch.fx.Node):
         return {"node": value.name}
     if isinstance(value, (list, tuple)):
@@ -181,7 +181,7 @@ def _load(value: Any, nodes: Mapping[str, torch.fx.Node], sizes: Mapping[str, An
 
 
 def _symbols(joint: Joint) -> set[str]:
-    """The symbols of all sizes in a joint graph: of inputs, and of what values in tensors decide."""
+    """Return the symbols of all sizes in a joint graph: those of inputs, and those that depend on values."""
     found: set[str] = set()
 
     def note(value: Any) -> Any:
@@ -208,7 +208,7 @@ def _load_size(value: Any, sizes: Mapping[str, Any]) -> Any:
 
 
 def _dump_value(value: Any) -> Any:
-    """What a node gives: tensors by type, sizes and strides."""
+    """Return a node's fake value as JSON: tensors by dtype, sizes and strides."""
     if isinstance(value, (list, tuple)):
         return [_dump_value(item) for item in value]
     if not isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Targets of translation on the installed onnxruntime, and the engines that run what comes of it."""
+"""Targets of translation for the installed onnxruntime, and the engines for the translated graphs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch2ort.runtime.kernel_support import can_run, checked_opset
 from torch2ort.training.cuda_engine import DeviceEngine
 from torch2ort.training.engine import Engine
 
-# The first onnxruntime that was tried: onnxruntime-training 1.19.2. Of the others 1.20 was.
+# The oldest onnxruntime that was tested: onnxruntime-training 1.19.2. Of the others it is 1.20.
 _FIRST = (1, 19)
-# Those whose values are in the CPU's memory, where PyTorch's are: Azure's has operators of its own alone.
+# Providers whose values are in the CPU's memory, as PyTorch's are: Azure's has operators of its own only.
 PROVIDERS = (CPU, "AzureExecutionProvider")
 
 
 def _refuse_untrainable(options: Options) -> None:
-    """Refuse options that do not go together, and an onnxruntime that nobody tried to train with.
+    """Refuse options that exclude each other, and an onnxruntime that training was not tested with.
 
     Raises:
-        OptionError: measured operators are to be the same in every process, and there is no cache.
+        OptionError: measured decisions are to be equal in every process, and there is no cache to store them.
         RuntimeNotFoundError: no onnxruntime is installed, or an older one.
     """
     if options.is_on("autotune") and options.deterministic and options.cache_dir is False:
@@ -48,29 +48,29 @@ def refuse_providers(options: Options, *besides: str) -> None:
     """Refuse providers that an engine cannot train on.
 
     Args:
-        options: with the providers.
-        besides: others that the caller can.
+        options: the options with the providers.
+        besides: further providers that the caller supports.
 
     Raises:
-        OptionError: names the first.
+        OptionError: names the first of them.
     """
     for name in map(name_of, options.providers or ()):
         if name not in PROVIDERS and name not in besides:
             raise OptionError(
                 f"Option 'providers' names {name!r}; ORTModule and torch.compile run on "
                 f"{' and '.join(PROVIDERS)} alone so far, as the values that go from forward to backward, "
-                f"and to Functions, are in the CPU's memory. What torch2ort.export gives runs on any provider"
+                f"and to Functions, are in the CPU's memory. A model of torch2ort.export runs on any provider"
             )
 
 
 def target_of(options: Options) -> Target:
-    """What a graph must be to run on the installed onnxruntime.
+    """Return the target of a graph that runs on the installed onnxruntime.
 
     Args:
         options: the opset.
 
     Raises:
-        OptionError: the installed onnx or onnxruntime does not take the opset.
+        OptionError: the installed onnx or onnxruntime does not support the opset.
     """
     return Target(
         opset=checked_opset(options.opset),
@@ -80,7 +80,7 @@ def target_of(options: Options) -> Target:
 
 
 def live_target(options: Options) -> Target:
-    """The same for a graph that stays with the process, and with what libraries registered in it."""
+    """Return the target of a graph that stays in the process, with operators that libraries registered."""
     is_cpu = device_of(options.providers).type == "cpu"
     return replace(
         target_of(options),
@@ -91,21 +91,21 @@ def live_target(options: Options) -> Target:
 
 
 def inference_target(options: Options) -> Target:
-    """What a graph must be that an ORTModule runs without gradients: it rounds where eager rounds."""
+    """Return the target of an ORTModule's graph without gradients: it rounds where eager PyTorch does."""
     target = replace(live_target(options), rounds_as_eager=True)
     if device_of(options.providers).type == "cpu":
         return target
     from torch2ort.differentiate.step_target import is_left_to_pytorch  # slow to import
 
-    # As in training: CUDA's kernels of onnxruntime need not look at indices, as the CPU's do.
+    # As in training. CUDA kernels of ONNX Runtime need not check indices, unlike the CPU's.
     return replace(target, gradients=GradientRules(needs_kernel=is_left_to_pytorch))
 
 
 def training_target(options: Options) -> Target:
-    """What a graph must be whose gradients an ORTModule wants.
+    """Return the target of a graph that an ORTModule trains.
 
     Raises:
-        OptionError: options do not go together.
+        OptionError: options exclude each other.
         RuntimeNotFoundError: no onnxruntime is installed, or an older one.
     """
     _refuse_untrainable(options)
@@ -113,7 +113,7 @@ def training_target(options: Options) -> Target:
 
 
 def engine_of(program: Program, requires_grad: frozenset[str], options: Options) -> Engine:
-    """The engine that trains a graph.
+    """Return the engine that trains a graph.
 
     Args:
         program: the program.
@@ -129,14 +129,14 @@ def engine_of(program: Program, requires_grad: frozenset[str], options: Options)
 
 
 def inference_engine_of(program: Program, options: Options) -> InferenceEngine:
-    """The engine that runs a graph of an ORTModule forward only.
+    """Return the engine that runs a graph of an ORTModule without gradients.
 
     Args:
         program: the program.
         options: threads and providers.
 
     Raises:
-        EngineError: onnxruntime refuses it.
+        EngineError: ONNX Runtime refuses the graph.
     """
     if device_of(options.providers).type == "cpu":
         return InferenceEngine(program.graph, options, program.shelf)

@@ -1,4 +1,4 @@
-"""Makes the plan of a step: the program is differentiated, split and translated."""
+"""Construction of the plan of a step: a program is differentiated, split and translated."""
 
 from __future__ import annotations
 
@@ -39,27 +39,26 @@ from torch2ort.sizes.unbacked_sizes import (
 )
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan, arguments_of
 
-# In front of the name of a model's tensor that the graph is not fed with.
+# Prefix of the name of a model's tensor that is no feed of the graph.
 _OWNED = "model:"
-# In a condition that leaves one size.
+# A condition with this text accepts one size only.
 _FIXES = "=="
 
 
 class Planner:
-    """Makes the plans of one joint graph.
+    """Construction of the plans of one joint graph.
 
     Args:
-        joint: the graph.
-        feeds: of each input of the program, the feed's position; -1 for a constant.
-        target: what the exported graph is for.
+        joint: the joint graph.
+        feeds: for each input of the program, the feed's position; -1 for a constant.
+        target: the target of the exported graph.
         known: how many conditions on sizes the exported graph is known to rely on.
-        fuses: which of the regions of these texts can be run as one kernel each; ``None`` leaves operators
-            alone.
-        tuner: decides by measurement who does an operator; ``None`` leaves that to the rule.
-        share: of the step's time that backward may take to recompute what is not kept.
+        fuses: returns those of some regions' texts that can run as one kernel each; ``None`` disables fusion.
+        tuner: decides by measurement which library computes an operator; ``None`` leaves that to the rule.
+        share: fraction of the step's time that backward may spend on recomputing values that are not saved.
 
     Attributes:
-        joint: the graph.
+        joint: the joint graph.
         feeds: as given.
     """
 
@@ -76,7 +75,7 @@ class Planner:
         self.joint, self.feeds = joint, tuple(feeds)
         self._target, self._known, self._tuner = target, known, tuner
         self._split, self._fuses = Split(joint, fuses=fuses is not None, share=share), fuses
-        # Fused regions and calls of kernels, kept alive.
+        # Sites of fused regions and calls of kernels, kept alive.
         self._made: list[Site] = []
 
     @classmethod
@@ -90,19 +89,19 @@ class Planner:
         tuner: Tuner | None = None,
         share: float = DEFAULT_SHARE,
     ) -> tuple[Planner, ForwardPlan]:
-        """What makes the plans of a program, and the one of its forward half.
+        """Build the planner of a program, and the plan of its forward half.
 
         Args:
             signature: names of the tensors of the exported graph.
-            source: the program behind it.
+            source: the program that the graph was translated from.
             requires_grad: the graph inputs that require gradients.
-            target: what the exported graph is for.
+            target: the target of the exported graph.
             fuses: as for the class.
             tuner: as for the class.
             share: as for the class.
 
         Raises:
-            UnsupportedOperatorError: the program has something that the engine does not take.
+            UnsupportedOperatorError: the engine does not support an operator of the program.
         """
         source = fold_constants(source)
         required = [isinstance(feed, str) and feed in requires_grad for feed in source.feeds]
@@ -112,7 +111,7 @@ class Planner:
         if target.in_kernels >= CONVOLUTIONS:
             lay(joint.graph_module.graph)
         elif tuner is not None and fuses is None:
-            # A region takes what lies between convolutions, in the order of its dimensions.
+            # A region covers the operators between convolutions, in the default order of dimensions.
             tuner.lay_out(joint.graph_module.graph)
         position = {name: i for i, name in enumerate(signature.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
@@ -129,7 +128,7 @@ class Planner:
         inputs = [joint.inputs[node] for node in half.inputs]
         feeds = [(self.feeds[i], source.feeds[i]) for i in inputs]
         lowered = self._lowered(half, is_forward=True)
-        # As in eager PyTorch, which keeps what is computed anew here.
+        # By the values that backward reads, as eager PyTorch saves those that are recomputed here.
         memory = ReadMemory(joint, self._split.read)
         names = {site.key: name for name, site in lowered.calls.items() if any(site.needs_input_grad)}
         return ForwardPlan(
@@ -146,11 +145,11 @@ class Planner:
         )
 
     def _lowered(self, half: Half, *, is_forward: bool) -> Lowered:
-        """The half in ONNX.
+        """Translate a half to ONNX.
 
         Raises:
-            UnsupportedOperatorError: it holds for some only of the sizes that the graph accepts; or an
-                operator fits into no graph.
+            UnsupportedOperatorError: the half is valid only for some of the sizes that the graph accepts, or
+                an operator cannot be part of a graph.
         """
         rewriting = Rewriting(half.graph_module.graph)
         arrange(rewriting, half.graph_module.graph)
@@ -173,10 +172,10 @@ class Planner:
         )
 
     def _narrow(self, signature: GraphSignature, source: TracedProgram) -> dict[str, str]:
-        """The conditions on sizes that the derivative adds to the exported graph's, and their lines.
+        """Return the conditions on sizes that the derivative adds to the exported graph's, with their lines.
 
         Raises:
-            UnsupportedOperatorError: one fixes a size, or the inputs' sizes do not tell whether it holds.
+            UnsupportedOperatorError: a condition fixes a size, or does not depend on the inputs' sizes alone.
         """
         graph = self.joint.graph_module.graph
         placeholders = source.graph_module.graph.find_nodes(op="placeholder")
@@ -192,13 +191,13 @@ class Planner:
         return tuple(sorted({self.feeds[i] for i in inputs if self.feeds[i] >= 0}))
 
     def backward(self, missing: Collection[int]) -> BackwardPlan:
-        """The plan of the backward half.
+        """Build the plan of the backward half.
 
         Args:
             missing: positions of the outputs that have no gradient.
 
         Raises:
-            UnsupportedOperatorError: an operator fits into no graph.
+            UnsupportedOperatorError: an operator cannot be part of a graph.
         """
         half, nodes = self._split.backward(missing)
         where = {node: i for i, node in enumerate(half.outputs)}
@@ -212,18 +211,18 @@ class Planner:
 def _written(
     signature: GraphSignature, source: TracedProgram, joint: Joint, requires_grad: frozenset[str]
 ) -> list[torch.fx.Node]:
-    """The new value of each tensor that forward writes to, in the order of the graph's mutations.
+    """Return the new value of each tensor that forward writes to, in the order of the graph's mutations.
 
     Raises:
-        UnsupportedOperatorError: it writes to what the graph knows of no write to, or to what requires a
-            gradient.
+        UnsupportedOperatorError: forward writes to a tensor that is no mutation of the graph, or to one that
+            requires a gradient.
     """
     written = {_name(source.feeds[i]): node for i, node in joint.written.items()}
     names = {origin: name for name, origin in signature.weights.items()}
     found = {}
     for mutation in signature.mutations:
         is_buffer = mutation.kind == "buffer"
-        # A buffer that is written over before anybody reads it is none of the graph's weights.
+        # A buffer that is overwritten before it is read is none of the graph's weights.
         name = names.get(mutation.target, _OWNED + mutation.target) if is_buffer else mutation.target
         if name not in written:
             refuse_write(mutation.target)
@@ -235,5 +234,5 @@ def _written(
 
 
 def _name(feed: str | Constant) -> str:
-    """The name of a feed, or what no feed is called for a constant."""
+    """Return the name of a feed; for a constant, a name that no feed has."""
     return feed if isinstance(feed, str) else _OWNED + feed.owner

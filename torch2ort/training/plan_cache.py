@@ -1,4 +1,4 @@
-"""The plans of one graph: out of the export cache, or made and put there."""
+"""The plans of one graph: read from the export cache, or built and stored there."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from torch2ort.support.startup_timing import IMPORTS, phase, spent
 from torch2ort.training.step_plan import BackwardPlan, ForwardPlan
 
 if TYPE_CHECKING:
-    # What traces takes long to import, and a warm start does not trace.
+    # These modules import slowly, and a start with a filled cache does not trace.
     from torch2ort.autotune.tuner import Tuner
     from torch2ort.training.plan_builder import Planner
 
 _PROGRAM = "joint.json.z"
 _REFUSED = "refused"
-# Of the time of a start, the part in which it may measure operators.
+# Fraction of a start's time that it may spend on measuring operators.
 _PART = 0.1
 _Plan = TypeVar("_Plan", ForwardPlan, BackwardPlan)
 
@@ -43,15 +43,15 @@ class Plans:
     Args:
         program: the program.
         requires_grad: the graph inputs (model inputs and weights) that require gradients.
-        options: of the module.
-        target: what graphs are for.
+        options: the module's options.
+        target: the target of graphs.
 
     Attributes:
         forward: the plan of the forward half.
-        shelf: the graph's place in the cache; ``None`` where nothing is kept.
+        shelf: the graph's place in the cache; ``None`` where nothing is stored.
 
     Raises:
-        UnsupportedOperatorError: the program has something that the engine does not take.
+        UnsupportedOperatorError: the engine does not support an operator of the program.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Plans:
     ) -> None:
         self._target, self._options = target, options
         self._planner: Planner | None = None
-        # The joint graph, where another process made it and a backward may still be wanted of it.
+        # The joint graph of another process, for backward halves that are still to be built.
         self._stored = b""
         self.shelf = program.shelf
         self._store: Store | None = None if program.shelf is None else program.shelf.store
-        # Where no plan is for sizes that vary there is another way, which the next process takes at once.
+        # A refusal of varying sizes is stored, so the next process exports with fixed sizes at once.
         self._remembers = any(isinstance(size, str) for dims in program.interface.sizes.dims for size in dims)
         self._settings = {
             "requires_grad": json.dumps(sorted(requires_grad)),
@@ -105,13 +105,13 @@ class Plans:
         traced.forget()
 
     def backward(self, missing: Collection[int]) -> BackwardPlan:
-        """The plan of the backward half.
+        """Return the plan of the backward half.
 
         Args:
             missing: positions of the outputs that have no gradient.
 
         Raises:
-            UnsupportedOperatorError: an operator fits into no graph.
+            UnsupportedOperatorError: an operator cannot be part of a graph.
         """
         return self._obtain(
             "joint backward",
@@ -122,7 +122,7 @@ class Plans:
         )
 
     def _tuner(self) -> Tuner | None:
-        """What decides by measurement who does an operator; ``None`` where the rule decides alone."""
+        """Return the tuner, which chooses libraries by measurement; ``None`` where only the rule decides."""
         store, measures_all = calibration_store(self._options), self._options.is_on("autotune")
         if store is None and not measures_all:
             return None
@@ -135,13 +135,13 @@ class Plans:
         return Tuner(self._target, self._options, store, table=BETWEEN_LIBRARIES, budget=part, level=level)
 
     def _share(self) -> float:
-        """The share of a step's time that recomputation may take."""
+        """Return the fraction of a step's time that recomputation may take."""
         from torch2ort.differentiate.recompute import DEFAULT_SHARE
 
         return 0.0 if self._options.mode == "max" else DEFAULT_SHARE
 
     def _made(self) -> Planner:
-        """What makes plans: of this process, or of the one that stored the forward half."""
+        """Return the planner: this process's own, or one from the joint graph that another process stored."""
         if self._planner is None:
             with phase(IMPORTS):
                 from torch2ort.sizes.unbacked_sizes import conditions
@@ -171,15 +171,15 @@ class Plans:
         return plan
 
     def _note(self, text: bytes) -> str:
-        """Have backward halves found beside this joint graph alone, which says what forward leaves."""
+        """Make the keys of backward halves depend on this joint graph, which determines the saved values."""
         self._settings["joint graph"] = sha256(text)
         return self._settings["joint graph"]
 
     def _find_libraries(self, half: Lowered | None) -> None:
-        """Have what the fused regions of a half are compiled to in this process.
+        """Load the compiled fused regions of a half.
 
         Raises:
-            Unkeyable: it is not in the cache any more, and cannot be made.
+            Unkeyable: one is not in the cache any more, and cannot be compiled.
         """
         calls = () if half is None else half.calls.values()
         texts = [site.arguments[0] for site in calls if site.function is FusedRegion]
@@ -194,7 +194,7 @@ class Plans:
         store: Callable[[_Plan, Shelf], Kept],
         load: Callable[[Kept, Shelf], _Plan],
     ) -> _Plan:
-        """A plan out of the cache, or made and put there."""
+        """Return a plan from the cache, or build and store it."""
         shelf = self.shelf
         if shelf is None:
             return make()
@@ -225,6 +225,6 @@ class Plans:
             return plan
         except (Torch2OrtError, Unkeyable) as error:
             logger.info("the %s in the cache does not fit this process: %s", kind, error)
-            # Neither would what goes with another plan.
+            # Other entries that depend on this plan would not fit either.
             self.shelf = None
             return make()

@@ -1,8 +1,9 @@
 """Weights whose memory is freed or moved between forward and backward, as FSDP and DeepSpeed do.
 
-They keep a part of each weight, gather the whole in front of a module's forward, free it behind, and gather
-it again for backward, into other memory. Eager PyTorch's backward reads the tensor of then; a session reads
-the address that forward was given, and so do the contexts of Functions. Their backward is given copies.
+These libraries store a part of each weight in each process. They gather the whole weight before a module's
+forward, free it afterwards, and gather it again for backward, in other memory. Eager PyTorch's backward reads
+the tensor of that time. A session, and the contexts of Functions, read the address that forward was given, so
+backward gets copies.
 """
 
 from __future__ import annotations
@@ -15,42 +16,42 @@ import torch
 from torch2ort.errors import EngineError
 from torch2ort.training.saved_tensor_checks import Saved
 
-# Memory that was freed may be given out again at the same address, so one look is not enough.
+# Freed memory may be allocated again at the same address, so one comparison is not enough.
 _LOOKS = 3
 
 
 class MovingFeeds:
-    """Whether feeds of an engine move between forward and backward; the first backwards tell."""
+    """Detection of feeds that move between forward and backward, by comparison in the first backwards."""
 
     def __init__(self) -> None:
         self._move = False
         self._looks = 0
 
     def to_copy(self, needed: Collection[int]) -> Collection[int]:
-        """Positions of the feeds of which backward has to read a copy.
+        """Return positions of the feeds of which backward has to read a copy.
 
         Args:
-            needed: those that it reads.
+            needed: positions of those that backward reads.
         """
-        # Weights are parted among processes; where there is one alone, nobody moves them.
+        # Weights are partitioned among processes; in a single process, they do not move.
         if self._move or (self._looks < _LOOKS and _among_processes()):
             return needed
         return ()
 
     def look(self, saved: Saved, needed: Collection[int], copied: Collection[int]) -> None:
-        """Compare where the feeds were in forward with where they are in its backward.
+        """Compare the addresses of the feeds in forward with those in backward.
 
         Args:
-            saved: the feeds.
+            saved: the feeds of forward.
             needed: positions of those that backward reads.
-            copied: of those that it has copies of.
+            copied: positions of those that backward has copies of.
 
         Raises:
-            EngineError: one of which backward has no copy has moved.
+            EngineError: a feed that backward has no copy of has moved.
         """
         moved = saved.moved(needed)
         self._looks += 1
-        # Every backward asks, and few processes have DeepSpeed.
+        # Checked in every backward; only processes with DeepSpeed pay for the second look.
         if moved or ("deepspeed" in sys.modules and _by_deepspeed(saved.feeds)):
             self._move = True
         for position in moved:
@@ -67,7 +68,7 @@ class MovingFeeds:
 
 
 def _by_deepspeed(feeds: Sequence[torch.Tensor]) -> bool:
-    """Whether DeepSpeed gathers some, always anew, be it by chance to where they were."""
+    """Return True if DeepSpeed gathers some feeds in each step, even if by chance at the same address."""
     return any(hasattr(feed, "ds_status") for feed in feeds)
 
 

@@ -1,4 +1,4 @@
-"""What a backward reads from outside, and eager PyTorch's refusal of it when it was written to since."""
+"""Tensors that backward reads, and eager PyTorch's error where one was written to since forward."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch2ort.pythonop.native import native
 
 
 class Saved:
-    """What a forward was given and what it gave, as they were when it ended.
+    """The feeds of a forward and some of its outputs, with their versions and addresses when it ended.
 
     Args:
-        feeds: what it was given.
-        outputs: position -> an alias of an output whose memory backward reads. The outputs themselves hold
-            the step, and would keep it alive in a circle.
+        feeds: the tensors that forward was fed with.
+        outputs: position -> an alias of an output whose memory backward reads. The outputs themselves refer
+            to the step, and would form a reference cycle with it.
 
     Attributes:
-        feeds: what it was given.
+        feeds: the tensors that forward was fed with.
     """
 
     __slots__ = ("_noted", "_outputs", "feeds")
@@ -30,17 +30,17 @@ class Saved:
         self._outputs = outputs
 
     def moved(self, positions: Iterable[int]) -> list[int]:
-        """Positions of the feeds among these that lie elsewhere now."""
+        """Return the positions of the feeds among these whose memory is elsewhere now."""
         return self._noted.moved(positions)
 
     def check_feeds(self, positions: Iterable[int]) -> None:
-        """Refuse what eager PyTorch refuses: a feed that is read again was written to since.
+        """Refuse a feed that backward reads and that was written to since forward, as eager PyTorch does.
 
         Args:
-            positions: of the feeds that are read.
+            positions: those of the feeds that are read.
 
         Raises:
-            RuntimeError: one of them has another version.
+            RuntimeError: the version of one of them has changed.
         """
         for position, version, expected in self._noted.written(positions):
             raise RuntimeError(
@@ -50,10 +50,10 @@ class Saved:
             )
 
     def check_outputs(self) -> None:
-        """Refuse what eager PyTorch refuses: an output that backward reads was written to since.
+        """Refuse an output that backward reads and that was written to since forward, as eager PyTorch does.
 
         Raises:
-            RuntimeError: one of them has another version.
+            RuntimeError: the version of one of them has changed.
         """
         for position, output in self._outputs.items():
             version = private.version_of(output)

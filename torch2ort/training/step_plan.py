@@ -1,6 +1,6 @@
-"""The plan of a step: two graphs and tables, plain data that another process can use.
+"""The plan of a step: two graphs and tables, as plain data that another process can use.
 
-What makes a plan is in ``planning.py``, what runs it in ``engine.py``.
+``plan_builder.py`` builds a plan, ``engine.py`` runs it.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _FORWARD, _BACKWARD = "forward.onnx", "backward.onnx"
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """The forward half, and what the step around it must know.
+    """The forward half, and the tables that the step around it needs.
 
     Positions of feeds and outputs are those of the exported graph.
 
     Attributes:
         half: the graph.
-        sources: of each of its inputs, the feed's position, or a constant.
+        sources: for each of its inputs, the feed's position, or a constant.
         fetched: the fetched outputs, by position among those of the half.
-        kept: what backward reads: ``i`` for output ``i`` of the half, ``~i`` for its input ``i``.
-        donated: positions among ``kept`` of large values that nobody but backward reads: each is free after
-            its last reader there.
-        tangents: positions of the outputs that a gradient may come for, in the order of the backward half.
-        reach: which feeds get a gradient from which outputs.
+        kept: the values that backward reads: ``i`` for output ``i`` of the half, ``~i`` for its input ``i``.
+        donated: positions among ``kept`` of large values that only backward reads: the memory of each is free
+            after its last use there.
+        tangents: positions of the outputs that may have a gradient, in the order of the backward half.
+        reach: the feeds that get a gradient from each output.
         needed: feeds whose memory is read after forward.
         written: feeds that forward writes to.
         read_outputs: outputs whose memory is read after forward.
-        conditions: those on sizes, over ``size(input, dimension)``, that the derivative adds to the exported
-            graph's -> the line of the model of each, empty where that is not known.
+        conditions: conditions on sizes, over ``size(input, dimension)``, that the derivative adds to those of
+            the exported graph -> the line of the model of each; empty if it is not known.
     """
 
     half: Lowered
@@ -60,13 +60,13 @@ class ForwardPlan:
     conditions: Mapping[str, str] = field(default_factory=dict)
 
     def stored(self, key: Key) -> Kept:
-        """The plan as the cache keeps it.
+        """Return the plan in the cache's form.
 
         Args:
             key: of the exported graph.
 
         Raises:
-            Unkeyable: another process could not use it.
+            Unkeyable: another process could not use the plan.
         """
         constants = [s for s in self.sources if isinstance(s, Constant)]
         for constant in constants:
@@ -92,10 +92,10 @@ class ForwardPlan:
 
     @classmethod
     def loaded(cls, kept: Kept, key: Key) -> ForwardPlan:
-        """What :meth:`stored` wrote.
+        """Load the result of :meth:`stored`.
 
         Raises:
-            Torch2OrtError: this process has not what it calls.
+            Torch2OrtError: a Function that the plan calls does not exist in this process.
             Unkeyable: the same.
         """
         data = kept.data
@@ -126,8 +126,9 @@ class BackwardPlan:
     """The backward half for one set of outputs that have a gradient.
 
     Attributes:
-        half: the graph: its inputs are what is kept, then the gradients; ``None`` if it computes nothing.
-        given: positions of the outputs whose gradients it takes.
+        half: the graph, whose inputs are the saved values, then the gradients; ``None`` if it computes
+            nothing.
+        given: positions of the outputs whose gradients it reads.
         gradients: position of a feed -> position among the half's outputs.
     """
 
@@ -136,14 +137,14 @@ class BackwardPlan:
     gradients: dict[int, int]
 
     def stored(self, forward: ForwardPlan, key: Key) -> Kept:
-        """The plan as the cache keeps it.
+        """Return the plan in the cache's form.
 
         Args:
             forward: the plan of the step's other half.
             key: of the exported graph.
 
         Raises:
-            Unkeyable: another process could not use it.
+            Unkeyable: another process could not use the plan.
         """
         data: dict[str, Any] = {
             "given": list(self.given),
@@ -160,10 +161,10 @@ class BackwardPlan:
 
     @classmethod
     def loaded(cls, kept: Kept, forward: ForwardPlan, key: Key) -> BackwardPlan:
-        """What :meth:`stored` wrote.
+        """Load the result of :meth:`stored`.
 
         Raises:
-            Torch2OrtError: this process has not what it calls.
+            Torch2OrtError: a Function that the plan calls does not exist in this process.
             Unkeyable: the same.
         """
         data = kept.data
@@ -178,7 +179,7 @@ class BackwardPlan:
 
 
 def arguments_of(calls: Mapping[str, Site]) -> dict[str, tuple[int, ...]]:
-    """Positions of the arguments that are tensors, of each call that has a backward."""
+    """Map each call that has a backward to the positions of its tensor arguments."""
     return {name: site.tensor_positions for name, site in calls.items() if any(site.needs_input_grad)}
 
 

@@ -1,7 +1,7 @@
-"""Zeros in the place of gradients that autograd has not.
+"""Zeros in the place of gradients that autograd does not define.
 
-A gradient graph computes with numbers only. Where an operator's derivative is infinite it makes NaN of such
-zeros, which is then added to what is a gradient.
+A backward graph computes with numbers only. Where an operator's derivative is infinite, it turns such zeros
+into NaN, which is then added to a defined gradient.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch2ort.errors import EngineError
 
 
 def refuse_nan(gradients: Iterable[torch.Tensor | None], why: str, way_in: str = "ORTModule") -> None:
-    """Refuse a gradient that may be NaN by such zeros alone.
+    """Refuse a gradient with NaN, which such zeros may have caused.
 
     Args:
-        gradients: what a backward computed.
-        why: whose gradient was missing, and what to do.
-        way_in: what the user called.
+        gradients: the results of a backward.
+        why: names the undefined gradient and says what to do.
+        way_in: the function that the user called.
 
     Raises:
-        EngineError: one has a NaN.
+        EngineError: a gradient has a NaN.
     """
     found = [torch.isnan(gradient).any() for gradient in gradients if gradient is not None]
-    # On a GPU the host waits once, for all of them.
+    # On a GPU, the host waits once for all gradients.
     if found and bool(torch.stack(found).any()):
         raise EngineError(f"{way_in}: a gradient has a NaN, which eager PyTorch's may not have: {why}")
 

@@ -1,4 +1,4 @@
-"""The first step of a graph beside eager PyTorch, for ``Options.verify``."""
+"""Comparison of a graph's first step with eager PyTorch, for ``Options.verify``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Verification:
     """One eager run on a copy of the model, with the random numbers that the graph's run will draw.
 
     Args:
-        model: the module; it is copied, so that its buffers stay as they are.
+        model: the module; it is copied, so its buffers do not change.
         signature: names of its arguments.
         schema: structure of the call.
         tensors: the call's tensors.
@@ -49,14 +49,14 @@ class Verification:
         args, kwargs = signature.unbind(io_schema.unflatten(self._inputs, schema))
         held = Snapshot([(type(eager).__name__, eager)], code=False).values()
         self._own = [*self._inputs, *(t for _, t in held if isinstance(t, torch.Tensor))]
-        # What forward leaves in objects and tensors that are no part of the copy is taken back.
+        # Effects of forward on objects and tensors outside of the copy are undone.
         with (
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
             Undone(self._own),
             Watched(eager, None, left=True) as watched,
         ):
             outputs: Any = eager.forward(*args, **kwargs)
-            with contextlib.suppress(EffectError):  # of what Functions do, which is their own affair
+            with contextlib.suppress(EffectError):  # effects of Functions are not compared
                 watched.find(known=False)
         self._outputs, described = io_schema.flatten(outputs)
         self._returned = len(self._outputs)
@@ -69,13 +69,13 @@ class Verification:
         self._expected: list[tuple[str, int, torch.Tensor | None]] = []
 
     def check_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Compare the graph's outputs.
+        """Compare the graph's outputs with those of eager PyTorch.
 
         Raises:
-            EngineError: one differs; names it.
+            EngineError: an output differs; names it.
         """
         if len(outputs) != len(self._outputs):
-            # What is left was found in another form, as it is a tensor from before.
+            # An effect was found as another leaf, as its tensor is older than the call.
             outputs, self._outputs = outputs[: self._returned], self._outputs[: self._returned]
         for name, actual, expected in zip(self._output_names, outputs, self._outputs, strict=False):
             if actual.requires_grad != expected.requires_grad:
@@ -87,11 +87,11 @@ class Verification:
             _compare(f"output '{name}'", actual, expected)
 
     def run_backward(self, given: Sequence[torch.Tensor | None], weights: Sequence[str]) -> None:
-        """Find the gradients of inputs and weights, before the graph does: backward may leave other values.
+        """Compute the gradients of inputs and weights before the graph does, as backward may change values.
 
         Args:
-            given: gradient of each output.
-            weights: names of the weights behind the graph's feeds that are not inputs.
+            given: the gradient of each output.
+            weights: names of the weights after the graph's inputs.
         """
         self._expected = []
         if any(gradient is not None for gradient in given[len(self._outputs) :]):
@@ -125,13 +125,13 @@ class Verification:
             generators.restore()
 
     def check_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Compare with what :meth:`run_backward` found.
+        """Compare the gradients with those of :meth:`run_backward`.
 
         Args:
-            gradients: gradient of each feed: the inputs, then the weights.
+            gradients: the gradient of each feed: the inputs, then the weights.
 
         Raises:
-            EngineError: one differs; names it.
+            EngineError: a gradient differs; names it.
         """
         for name, i, gradient in self._expected:
             _compare(f"gradient of {name}", gradients[i], gradient)

@@ -1,1 +1,1 @@
-"""Sessions over tensors that are on a GPU: their device, their stream and their outputs."""
+"""Sessions over tensors on a GPU: their device, their stream and their outputs."""

@@ -1,4 +1,4 @@
-"""Runs an exported graph forward only, on tensors of a GPU."""
+"""Inference on a GPU: an exported graph runs forward only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch2ort.runtime.ortvalues import to_tensors
 
 
 class DeviceInference(InferenceEngine):
-    """As its base, for tensors that are on the device of the options' providers.
+    """As its base, for tensors on the device of the options' providers.
 
     Args:
         graph: the exported graph.
@@ -29,7 +29,7 @@ class DeviceInference(InferenceEngine):
     def __init__(self, graph: Graph, options: Options) -> None:
         device = device_of(options.providers)
         self._stream = streams.stream_of(device)
-        # The cache keeps no graph of it: nobody tried how one that was optimised for a GPU is read again.
+        # Its graph is not cached: reading back a graph that was optimised for a GPU is untested.
         super().__init__(graph, options)
         self._on_device = DeviceFeeds(device)
         self._run = DeviceRun(self._session, list(graph.fetches), device)
@@ -38,7 +38,7 @@ class DeviceInference(InferenceEngine):
         return on_stream(options.providers, self._stream)
 
     def run(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """See the base."""
+        """Run the graph; see the base class."""
         failure: BaseException | None = None
         with self._stream.entered():
             values = self._on_device.values(feeds)

@@ -1,4 +1,4 @@
-"""Sessions that take tensors of a GPU and give such, on a stream that they are told."""
+"""Sessions with inputs and outputs on a GPU, on a given stream."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.cuda.streams import SessionStream
 from torch2ort.runtime.ortvalues import plain, to_value
 
-# Without it a run ends by waiting for the device.
+# Without it, a run waits for the device at its end.
 _NO_WAIT = "disable_synchronize_execution_providers"
 
 
 def device_of(providers: Sequence[Provider] | None) -> torch.device:
-    """Where the tensors of sessions with these providers are.
+    """Return the device of the tensors of sessions with these providers.
 
     Args:
-        providers: of the options; ``None`` is the CPU.
+        providers: those of the options; ``None`` is the CPU.
     """
     for one in providers or ():
         if name_of(one) == CUDA:
@@ -31,13 +31,13 @@ def device_of(providers: Sequence[Provider] | None) -> torch.device:
 
 
 def on_stream(providers: Sequence[Provider] | None, stream: SessionStream) -> list[Any]:
-    """Providers as a session takes them, CUDA's on a stream.
+    """Return providers in the form that a session accepts, CUDA's with a stream.
 
-    The stream is no part of the options, as these are part of keys that another process reads.
+    The stream is no part of the options, as the options are part of keys that other processes read.
 
     Args:
-        providers: of the options.
-        stream: what the session runs on.
+        providers: those of the options.
+        stream: the session's stream.
     """
     made = []
     for one in session_providers(providers):
@@ -48,12 +48,12 @@ def on_stream(providers: Sequence[Provider] | None, stream: SessionStream) -> li
 
 
 class DeviceRun:
-    """Runs a session whose outputs stay on a device, and does not wait for them.
+    """Runs of a session whose outputs stay on a device, without waiting for them.
 
     Args:
-        session: of onnxruntime.
-        outputs: names of what is wanted of it.
-        device: where that is to be.
+        session: the session.
+        outputs: names of the requested outputs.
+        device: the outputs' device.
     """
 
     def __init__(self, session: Any, outputs: Sequence[str], device: torch.device) -> None:
@@ -63,11 +63,11 @@ class DeviceRun:
         self._settings.add_run_config_entry(_NO_WAIT, "1")
 
     def __call__(self, names: Sequence[str], values: Sequence[Any]) -> Any:
-        """One OrtValue an output.
+        """Return one OrtValue per output.
 
         Args:
-            names: of the inputs.
-            values: one OrtValue each.
+            names: names of the inputs.
+            values: one OrtValue per input.
         """
         vector = private.pybind().OrtValueVector
         given, found = vector(), vector()
@@ -80,17 +80,17 @@ class DeviceRun:
 
 
 class DeviceFeeds:
-    """Turns the feeds of a session into OrtValues on its device.
+    """Conversion of a session's feeds to OrtValues on its device.
 
     Args:
-        device: where they are to be.
+        device: the session's device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def values(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """One OrtValue a tensor.
+        """Return one OrtValue per tensor.
 
         Raises:
             EngineError: a tensor is on another device, and is no number on the CPU.
@@ -101,7 +101,7 @@ class DeviceFeeds:
         if tensor.device == self._device:
             return plain(tensor)
         if tensor.is_cpu and not tensor.dim() and not tensor.requires_grad:
-            # As in PyTorch, it goes with tensors of any device.
+            # As in PyTorch, a number on the CPU may be used with tensors of any device.
             return plain(tensor).to(self._device, non_blocking=True)
         raise EngineError(
             f"a tensor is on {tensor.device}, and the sessions of this graph were made for tensors on "

@@ -1,8 +1,8 @@
 """The stream that all sessions of one GPU run on, and its order with PyTorch's streams.
 
-onnxruntime takes a stream for a session (``user_compute_stream``), but not CUDA's default one, whose address
-is 0, and PyTorch's current stream is mostly that. So sessions have a stream of their own, and events say
-which work comes before which. Nobody waits on the host.
+onnxruntime accepts a stream for a session (``user_compute_stream``), but not CUDA's default stream, whose
+address is 0, and PyTorch's current stream is mostly that one. So sessions have a stream of their own, and
+events define the order of its work and PyTorch's. The host does not wait.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ class SessionStream:
 
     Args:
         device: the GPU.
-        stream: of PyTorch's, with an address.
+        stream: a stream of PyTorch's, with an address.
     """
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
         self._device, self._stream = device, stream
-        # PyTorch's streams that somebody called from. What a run made may be in use there still.
+        # PyTorch's streams of earlier callers. The results of a run may still be in use on them.
         self._callers: list[torch.cuda.Stream] = []
 
     @property
     def address(self) -> int:
-        """What onnxruntime takes for the stream."""
+        """The stream's address, as onnxruntime expects it."""
         return int(self._stream.cuda_stream)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Make it PyTorch's current stream: behind what was called for before, and before all that follows.
+        """Make it PyTorch's current stream. Its work is after earlier and before later work of the caller.
 
-        What is freed inside, and what a Function leaves behind, belongs to this stream. Its memory is given
-        out again inside of a later block, so that the block waits for each stream that it may be in use on.
+        Memory that is freed inside, and memory that a Function allocates, belongs to this stream. It is
+        allocated again in a later block, so the block waits for each stream on which the memory may be in
+        use.
         """
         caller = torch.cuda.current_stream(self._device)
         if caller not in self._callers:
@@ -51,13 +52,13 @@ class SessionStream:
             caller.wait_stream(self._stream)
 
     def handed_over(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The tensors in memory that PyTorch allocates for its current stream, as eager's results are.
+        """Copy tensors into memory that PyTorch allocates for its current stream, as it does for its results.
 
-        Only of such memory PyTorch knows on which streams it is in use (``record_stream``). onnxruntime's
-        own is free for its next run at once.
+        Only for such memory does PyTorch know the streams on which it is in use (``record_stream``). ONNX
+        Runtime's own memory is free for its next run at once.
 
         Args:
-            tensors: results of a run that was :meth:`entered`, to be called behind it.
+            tensors: results of a run inside of :meth:`entered`; call this after that block.
         """
         made = [None if tensor is None else tensor.clone() for tensor in tensors]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -66,5 +67,5 @@ class SessionStream:
 
 @functools.cache
 def stream_of(device: torch.device) -> SessionStream:
-    """The stream of all sessions on ``device``: one, so that what they hand to each other is in order."""
+    """Return the stream of all sessions on ``device``: a single one, so their work is in order."""
     return SessionStream(device, torch.cuda.Stream(device))

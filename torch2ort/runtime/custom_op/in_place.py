@@ -1,9 +1,10 @@
 """In-place maps in a graph whose Functions run in the custom operator.
 
-onnxruntime plans which memory a value is in, so it has to know of each map. A Function writes to an argument
-in what an ``Owned`` node gives: the argument's memory if nothing else reads it any more, else a copy. What it
-returns in an argument's memory goes on through an ``Aliased`` node: the same memory, which onnxruntime keeps
-for both values, or a copy for what leaves the graph. onnxruntime decides when it has optimised the graph.
+onnxruntime plans the memory of each value, so it has to know of each map. A Function that writes to an
+argument gets the output of an ``Owned`` node: the argument's memory if nothing else reads it any more, else a
+copy. An output in an argument's memory is passed on by an ``Aliased`` node: the same memory, which
+onnxruntime keeps for both values, or a copy for an output of the graph. onnxruntime decides this after its
+optimisation of the graph.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from torch2ort.providers import CPU, name_of
 from torch2ort.pythonop import ONNX_TYPES, TENSOR, Site
 from torch2ort.pythonop.site import TensorType, needed_inputs
 
-# `kind`, key and value of a pair of an in-place map.
+# Kind ("forward" or "backward"), key and value of an entry of an in-place map.
 Pair = tuple[str, int, int]
 
 _DOMAIN = "com.microsoft"
-# Their result is their first input's memory.
+# Operators whose result is in their first input's memory.
 _PASS_ON = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def follows_maps(providers: Sequence[object] | None) -> bool:
-    """Whether in-place maps hold in sessions of these providers; others have no kernel of the two nodes."""
+    """Return True if in-place maps work on these providers; only the CPU's has kernels of both nodes."""
     return all(name_of(provider) == CPU for provider in providers or ())
 
 
@@ -46,12 +47,12 @@ class InplacePlan:
 
 
 def views_only(site: Site) -> InplacePlan:
-    """The plan for a session whose graph nobody looked at: nothing is written to."""
+    """Return the plan for a session whose graph was not prepared: no argument is written to."""
     return InplacePlan(site.known_result.views)
 
 
 def plan_of(site: Site, *, in_place: bool) -> InplacePlan:
-    """The maps in force at a site.
+    """Return the maps in force at a site.
 
     Args:
         site: the call.
@@ -63,13 +64,13 @@ def plan_of(site: Site, *, in_place: bool) -> InplacePlan:
 
 @dataclass(frozen=True)
 class _Mapped:
-    """A pair of a map at one node.
+    """An entry of a map at one node.
 
     Attributes:
-        pair: as it is declared.
-        output: position among the node's outputs; 0 for one that nothing reads.
+        pair: the entry as it is declared.
+        output: position among the node's outputs; 0 for an output that is unused.
         input: position among the node's inputs.
-        made, given: types of the two.
+        made, given: types of the output and of the input.
         written: whether the Function may write to the input.
     """
 
@@ -82,15 +83,15 @@ class _Mapped:
 
 
 def share_memory(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> dict[str, set[Pair]]:
-    """Put in the nodes that declared maps need, in place.
+    """Insert the nodes that declared maps need, in place.
 
     Args:
         graph: a session's copy of a graph.
         sites: the site of each PythonOp and PythonOpGrad node, by node name.
 
     Returns:
-        Which maps would save a copy, as far as a graph tells before onnxruntime optimises it: pairs by node
-        name, for nodes of users' Functions.
+        The entries that would save a copy, as far as the graph shows it before onnxruntime optimises it: by
+        node name, for nodes of users' Functions.
     """
     saved = _savings(graph, sites)
     declared = {
@@ -114,7 +115,7 @@ def _savings(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> dict[str, set
         for node in part.node:
             if node.name in users:
                 pairs, declared = _pairs(node, users[node.name]), _declared(users[node.name])
-                # No map may give one memory to two.
+                # One value must not share memory with two others.
                 taken = {(kind, value) for kind, _, value in declared}
                 found[node.name] = {
                     one.pair
@@ -125,7 +126,7 @@ def _savings(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> dict[str, set
 
 
 def _surrounded(node: onnx.NodeProto, site: Site | None) -> Iterator[onnx.NodeProto]:
-    """The node with those that its maps need."""
+    """Yield the node together with the nodes that its maps need."""
     pairs = [] if site is None else [one for one in _pairs(node, site) if one.pair in _declared(site)]
     for one in pairs:
         if one.written:
@@ -149,7 +150,7 @@ def _declared(site: Site) -> set[Pair]:
 
 
 def _pairs(node: onnx.NodeProto, site: Site) -> list[_Mapped]:
-    """Every pair that a map could have at a node, without those of inputs that the node does not have."""
+    """Return every entry that a map could have at a node, for inputs that the node has."""
     return _backward_pairs(node, site) if node.op_type == "PythonOpGrad" else _forward_pairs(node, site)
 
 
@@ -164,12 +165,12 @@ def _forward_pairs(node: onnx.NodeProto, site: Site) -> list[_Mapped]:
 
 
 def _backward_pairs(node: onnx.NodeProto, site: Site) -> list[_Mapped]:
-    # The gradients that arrive, and those that are computed, among the tensors of each kind.
+    # The positions of the gradients that the node reads and computes, among the tensors of each kind.
     (arriving,) = (list(a.ints) for a in node.attribute if a.name == "gradients")
     needed, result = needed_inputs(site), site.known_result
     outputs = [i for i, value in enumerate(result.outputs) if value is TENSOR]
     return [
-        # Whether backward writes to a gradient is not known.
+        # It is unknown whether backward writes to a gradient.
         _Mapped(("backward", a, outputs[k]), made, i, result.inputs[j], result.tensors[k], written=True)
         for j, a in enumerate(site.tensor_positions)
         for made in [_present(node, 1 + needed.index(j)) if j in needed else 0]
@@ -179,7 +180,7 @@ def _backward_pairs(node: onnx.NodeProto, site: Site) -> list[_Mapped]:
 
 
 def _present(node: onnx.NodeProto, output: int) -> int:
-    """That position, or 0 if nothing reads the output."""
+    """Return the position, or 0 if the output is unused."""
     return output if output < len(node.output) and node.output[output] else 0
 
 
@@ -196,7 +197,7 @@ def _node(operator: str, inputs: Sequence[str], output: str, kind: TensorType) -
 
 
 def _give_sizes(node: onnx.NodeProto, outputs: Sequence[int]) -> None:
-    """Have outputs hold the sizes of what is in an input's memory."""
+    """Make outputs contain the sizes of values that are in an input's memory."""
     for attribute in node.attribute:
         for name, value in (("output_tensor_types", onnx.TensorProto.INT64), ("output_tensor_ranks", 1)):
             for output in outputs if attribute.name == name else ():
@@ -205,7 +206,7 @@ def _give_sizes(node: onnx.NodeProto, outputs: Sequence[int]) -> None:
 
 
 def _name_sizes(graph: onnx.GraphProto, owned: Sequence[onnx.NodeProto]) -> None:
-    """Name the sizes of what Owned nodes read: onnxruntime passes on memory of a known size alone."""
+    """Name the sizes of the inputs of Owned nodes: onnxruntime reuses only memory of a known size."""
     known = {value.name: value for value in (*graph.input, *graph.output, *graph.value_info)}
     for node in owned:
         name = node.input[0]
@@ -220,11 +221,11 @@ def _name_sizes(graph: onnx.GraphProto, owned: Sequence[onnx.NodeProto]) -> None
 
 
 class _Memory:
-    """Who reads which value of a graph.
+    """The uses of each value of a graph.
 
     Args:
         graph: the graph.
-        sites: of users' Functions, by node name.
+        sites: the sites of users' Functions, by node name.
     """
 
     def __init__(self, graph: onnx.GraphProto, sites: Mapping[str, Site]) -> None:
@@ -232,20 +233,20 @@ class _Memory:
         self._leaving = {value.name for value in graph.output}
         self._producers = {name: node for node in graph.node for name in node.output if name}
         self._readers = Counter(values_read(graph))
-        # Others may become constants, which are kept for all runs.
+        # Values that do not depend on inputs may become constants, which are kept for all runs.
         self._varying = {value.name for value in graph.input}
         for node in graph.node:
             if not self._varying.isdisjoint(node.input):
                 self._varying.update(node.output)
 
     def saves(self, node: onnx.NodeProto, mapped: _Mapped) -> bool:
-        """Whether a map of that pair would save a copy."""
+        """Return True if such an entry of a map would save a copy."""
         stays = mapped.output > 0 and node.output[mapped.output] not in self._leaving
         free = not mapped.written or self._is_given_away(node.input[mapped.input])
         return stays and free and mapped.made.dtype == mapped.given.dtype
 
     def _is_given_away(self, name: str) -> bool:
-        """Whether the one node that reads ``name`` is the last to read its memory."""
+        """Return True if the only node that reads ``name`` is the last to read its memory."""
         while (node := self._producers.get(name)) is not None and self._readers[name] == 1:
             if name not in self._varying:
                 return False
@@ -256,7 +257,7 @@ class _Memory:
         return False
 
     def _source(self, node: onnx.NodeProto, name: str) -> str | None:
-        """The input whose memory an output is, if it is one's that may be read elsewhere."""
+        """Return the input whose memory an output shares, if other nodes may read that input."""
         if node.op_type in _PASS_ON:
             return str(node.input[0])
         for one in _pairs(node, self._sites[node.name]) if node.name in self._sites else ():

@@ -1,4 +1,4 @@
-"""Defects of onnxruntime, a file each: a session's copy of a graph computes as PyTorch does."""
+"""Workarounds for defects of onnxruntime, one per file, so a session computes as PyTorch does."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _ALL = (
 
 
 def exact(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it that checks indices and counts NaN as PyTorch, in any session."""
+    """Return ``model``, or a copy that checks indices and treats NaN as PyTorch does, in any session."""
     return guard_indices(keep_nan(take_exact(model)))
 
 
 def mended(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it that the installed onnxruntime computes as PyTorch does."""
+    """Return ``model``, or a copy that the installed onnxruntime computes as PyTorch does."""
     for apply in _ALL:
         model = apply(model)
     return model

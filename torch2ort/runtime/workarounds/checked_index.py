@@ -1,8 +1,8 @@
-"""Indices that lie outside of what they index: ONNX Runtime refuses those that eager refuses.
+"""Indices out of range: ONNX Runtime is made to refuse those that eager PyTorch refuses.
 
-ONNX counts negative indices from the end, and some of ONNX Runtime's kernels read whatever memory an index
-points to. A check moves a bad index so far away that the operator which reads it refuses it, or looks each
-up in a table of the allowed ones.
+ONNX counts negative indices from the end, and some of ONNX Runtime's kernels read any memory that an index
+points to. A check moves a bad index so far out of range that the operator that reads it refuses it, or looks
+each index up in a table of the valid ones.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch2ort.graph.refinements import check_of, is_check
 from torch2ort.kernels.index_check import BOUNDLESS, Check, decode_check
 from torch2ort.runtime.replace_nodes import constant, replace_nodes
 
-# An index that far below zero is outside of every tensor, and its sum with a small one too. A cast to int32
-# keeps the lower half, of which the same is true.
+# An index that far below zero is out of range for every tensor, also after the addition of a small number. A
+# cast to int32 keeps the lower half, for which the same holds.
 _FAR = (1 << 62) + (1 << 30)
 
 
 def guard_indices(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it that checks its indices with operators of ONNX."""
+    """Return ``model``, or a copy that checks its indices with operators of ONNX."""
     return replace_nodes(model, is_check, _guarded)
 
 
 def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> list[onnx.NodeProto]:
     index, *tensors = node.input
     made = _Nodes(node.output[0])
-    # In int64, whatever the type of the indices.
+    # In int64, for every dtype of the indices.
     wide = made.add("Cast", index)
     made.nodes[0].attribute.append(helper.make_attribute("to", onnx.TensorProto.INT64))
     checked = made.checked(decode_check(check_of(node)), wide, tensors)
@@ -58,7 +58,7 @@ class _Nodes:
 
     def checked(self, check: Check, index: str, tensors: list[str]) -> str:
         if check.low is None:
-            # ONNX's Gather counts from the end, too, and looks how far.
+            # ONNX's Gather counts from the end, too, and checks the range.
             return self._looked_up(check, tensors, index) if check.exact else index
         distance = index if check.low == 0 else self.add("Sub", index, self.number(check.low))
         wrong = self.add("Less", distance, self.number(0))
@@ -66,7 +66,7 @@ class _Nodes:
             allowed = self.add("Equal", index, self.number(check.ignored))
             wrong = self.add("And", wrong, self.add("Not", allowed))
         if check.size == BOUNDLESS and check.exact:
-            # There is no table of so many, but one of a single zero.
+            # There is no table of that size, but one with a single zero.
             place = self.add("Where", wrong, self.number(-_FAR), self.number(0))
             table = self.add("Range", self.number(0), self.number(1), self.number(1))
             return self.add("Add", index, self.add("Gather", table, place))
@@ -75,7 +75,7 @@ class _Nodes:
         return self._looked_up(check, tensors, moved) if check.exact else moved
 
     def _looked_up(self, check: Check, tensors: list[str], index: str) -> str:
-        """The number at a place among those that are allowed."""
+        """Return the element at a position of the table of valid indices."""
         if check.source is None:
             size = self.number(check.size or 0)
         elif check.dim is None:

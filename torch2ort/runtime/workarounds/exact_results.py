@@ -1,4 +1,4 @@
-"""Results of PyTorch's kernels in the places of those of operators of ONNX, which are near them only."""
+"""Results of PyTorch's kernels instead of those of ONNX's operators, which are only close to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch2ort.graph.refinements import is_exact, unread_nodes
 
 
 def take_exact(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it that computes the exact results alone."""
+    """Return ``model``, or a copy that computes only the exact results."""
     if not any(map(is_exact, model.graph.node)):
         return model
     made = onnx.ModelProto()

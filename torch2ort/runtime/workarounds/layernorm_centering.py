@@ -1,9 +1,10 @@
-"""Layer normalizations that are right where a row's spread is small beside its mean.
+"""Layer normalizations that are correct where a row's spread is small compared to its mean.
 
-onnxruntime computed the variance of a row as the mean of its squares less the square of its mean. Of rows
-near 10 whose spread is 0.001 that is rounding alone, or below zero, and the result is not a number. PyTorch
-subtracts the mean first, as later versions of onnxruntime do. A normalization does not see what is subtracted
-from a whole row, so where the runtime is of the earlier kind, the mean is subtracted in front of it.
+Some versions of onnxruntime compute the variance of a row as the mean of its squares minus the square of its
+mean. For rows near 10 with a spread of 0.001, the result is rounding error, or negative, and the normalized
+row is NaN. PyTorch subtracts the mean first, as later versions of onnxruntime do. A normalization does not
+depend on a constant that is subtracted from a row, so with the earlier versions the mean is subtracted before
+it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.kernel_support import probe_session
 from torch2ort.runtime.replace_nodes import constant, replace_nodes
 
-# They make such normalizations out of operators that subtract the mean, and of this module's.
+# They build such normalizations from operators that subtract the mean, and from those of this module.
 _FUSIONS = ("LayerNormFusion", "SkipLayerNormFusion")
 
 
 @functools.cache
 def subtracts_mean() -> bool:
-    """Whether the installed onnxruntime subtracts the mean before it squares; found by a run."""
+    """Return True if the installed onnxruntime subtracts the mean before it squares; determined by a run."""
     float_type = onnx.TensorProto.FLOAT
     graph = helper.make_graph(
         [helper.make_node("LayerNormalization", ["x", "scale"], ["y"], axis=-1)],
@@ -40,15 +41,15 @@ def subtracts_mean() -> bool:
 
 
 def disabled_optimizers(settings: Any) -> list[str]:
-    """Rewrites of graphs that a session with these settings must go without."""
-    # A graph that was optimised in another process starts without the run that tells.
+    """Return the optimisers that must be disabled in a session with these settings."""
+    # A graph that was optimised in another process starts without the run of subtracts_mean().
     if settings.graph_optimization_level == private.onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL:
         return []
     return [*private.DISABLED_OPTIMIZERS, *(() if subtracts_mean() else _FUSIONS)]
 
 
 def center_normalizations(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it whose rows the runtime normalizes as PyTorch does."""
+    """Return ``model``, or a copy whose rows the runtime normalizes as PyTorch does."""
     return model if subtracts_mean() else replace_nodes(model, _is_normalization, _centered)
 
 
@@ -58,11 +59,11 @@ def _centered(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> list[onn
 
 
 def centered(node: onnx.NodeProto, rank: int | None) -> list[onnx.NodeProto]:
-    """A LayerNormalization behind the nodes that subtract each row's mean.
+    """Return a LayerNormalization after the nodes that subtract each row's mean.
 
     Args:
         node: the LayerNormalization; it is not changed.
-        rank: of its input; ``None`` if that is not known.
+        rank: rank of its input; ``None`` if it is not known.
     """
     source, name = node.input[0], f"{node.output[0]}/centered"
     axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
@@ -80,7 +81,7 @@ def centered(node: onnx.NodeProto, rank: int | None) -> list[onnx.NodeProto]:
 
 
 def _axes(source: str, axis: int, rank: int | None, name: str) -> Iterator[onnx.NodeProto]:
-    """Nodes that give the axes from ``axis`` on, counted from the front (see symbolics.axes)."""
+    """Yield nodes that compute the axes from ``axis`` on, counted from the front (see symbolics.axes)."""
     axes, begin, end, step = (f"{name}/{part}" for part in ("axes", "begin", "rank", "step"))
     if rank is not None:
         yield constant(axes, np.arange(axis % rank, rank))

@@ -1,7 +1,7 @@
-"""Numbers that onnxruntime takes for others in reductions, pools, sorting, Erf and Sign.
+"""NaN and infinity in reductions, pools, sorting, Erf and Sign.
 
-It passes NaN over, which in PyTorch is the result or the greatest. The maximum of a window of minus infinity
-alone it takes for the smallest number.
+onnxruntime ignores NaN, which in PyTorch is the result or the greatest value. It computes the maximum of a
+window that contains only minus infinity as the smallest finite number.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from onnx import TensorProto, helper, numpy_helper
 from torch2ort.graph.exact_nodes import NAN_META, nan_type
 from torch2ort.runtime.replace_nodes import replace_nodes
 
-# A type that is no float has no kernels for some of the nodes: what is narrower is exact in float.
+# Other dtypes have no kernels for some of the nodes; narrower ones are exact in float.
 _TYPES = {"DOUBLE": np.dtype(np.float64)}
 _FLOAT = np.dtype(np.float32)
 
 
 def keep_nan(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it whose marked nodes count NaN and infinity as PyTorch does."""
+    """Return ``model``, or a copy whose marked nodes treat NaN and infinity as PyTorch does."""
     return replace_nodes(model, _is_marked, _guarded)
 
 
@@ -43,7 +43,7 @@ def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> list[onnx
 
 
 class _Rewriter:
-    """The nodes in the place of one."""
+    """The nodes that replace one node."""
 
     def __init__(self, node: onnx.NodeProto, dtype: np.dtype) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -51,12 +51,12 @@ class _Rewriter:
         self._dtype = dtype
 
     def reduction(self, source: str) -> str:
-        """NaN where there is one."""
+        """Return NaN where there is one."""
         found = self._similar("ReduceMax", self._flags(source), *self._node.input[1:])
         return self.add("Where", self._truth(found), self._number(math.nan), self._itself(source))
 
     def position(self, source: str) -> str:
-        """The position of the first NaN where there is one."""
+        """Return the position of the first NaN where there is one."""
         flags = self._flags(source)
         axis = next((a.i for a in self._node.attribute if a.name == "axis"), 0)
         keep = next((a.i for a in self._node.attribute if a.name == "keepdims"), 1)
@@ -64,7 +64,7 @@ class _Rewriter:
         return self.add("Where", self._truth(found), self._similar("ArgMax", flags), self._itself(source))
 
     def pool(self, source: str) -> str:
-        """NaN where there is one in the window, and minus infinity where there is nothing else."""
+        """Return NaN where there is one in the window, and minus infinity where there is nothing else."""
         nan, smallest = self._number(math.nan), self._number(-math.inf)
         none, one, nans = (self._constant(np.array(kind, np.float32)) for kind in (0, 1, 2))
         is_number = self.add("Where", self.add("Greater", source, smallest), one, none)
@@ -74,7 +74,7 @@ class _Rewriter:
         return self.add("Where", self.add("Equal", found, one), self._itself(source), special)
 
     def order(self, source: str) -> str:
-        """NaN counts as greater than infinity, and that as the greatest number."""
+        """Sort NaN as greater than infinity, and infinity as the greatest number."""
         finite = self.add("Min", source, self._number(np.finfo(self._dtype).max))
         comparable = self.add("Where", self.add("IsNaN", source), self._number(math.inf), finite)
         self._itself(comparable)
@@ -82,18 +82,18 @@ class _Rewriter:
         return self.add("GatherElements", source, self._node.output[1], axis=axis)
 
     def erf(self, source: str) -> str:
-        """NaN of NaN, not one."""
+        """Return NaN for NaN instead of one."""
         return self.add("Where", self.add("IsNaN", source), source, self._itself(source))
 
     def sign(self, source: str) -> str:
-        """Zero of NaN."""
+        """Return zero for NaN."""
         return self.add("Where", self.add("IsNaN", source), self._number(0), self._itself(source))
 
     def cast(self, source: str, to: int) -> str:
         return self.add("Cast", source, to=to)
 
     def name_result(self, value: str) -> None:
-        """Give the name of the node's result to what the last node gives."""
+        """Give the output of the last node the name of the node's result."""
         (last,) = self.nodes[-1:]
         assert list(last.output) == [value]
         last.output[0] = self._node.output[0]
@@ -106,7 +106,7 @@ class _Rewriter:
         return name
 
     def _itself(self, source: str) -> str:
-        """The node, of another input and under another name of its first result."""
+        """Return a copy of the node, with another input and another name of its first result."""
         made = onnx.NodeProto()
         made.CopyFrom(self._node)
         made.input[0] = source
@@ -117,7 +117,7 @@ class _Rewriter:
         return name
 
     def _similar(self, operator: str, *inputs: str) -> str:
-        """Another operator with the node's attributes."""
+        """Return a node of another operator with the node's attributes."""
         found = self.add(operator, *inputs)
         self.nodes[-1].attribute.extend(self._node.attribute)
         return found

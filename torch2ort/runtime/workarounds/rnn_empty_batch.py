@@ -1,7 +1,7 @@
-"""LSTM and GRU over a batch of nothing: onnxruntime divides the work by its size, and ends the process.
+"""LSTM and GRU over an empty batch: onnxruntime divides by the batch size, and the process ends.
 
-Where the batch may be empty, the node stands in a branch that is not taken then. It was seen on onnxruntime
-1.19.2 to 1.31.1; RNN does it right.
+Where the batch may be empty, the node is put into a branch that does not run then. The defect was seen on
+onnxruntime 1.19.2 to 1.31.1; RNN is correct.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from onnx import helper
 from torch2ort.runtime.replace_nodes import branch, constant, replace_nodes, unless
 
 _RECURRENT = ("LSTM", "GRU")
-# Of the input: steps, batch, features.
+# Dimensions of the input: steps, batch, features.
 _BATCH = 1
 
 
 def guard_recurrent(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it that runs a recurrent layer only over a batch that has elements."""
+    """Return ``model``, or a copy that runs a recurrent layer only over a batch that has elements."""
     return replace_nodes(model, _is_recurrent, _guarded)
 
 
@@ -47,7 +47,7 @@ def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> Iterator[
 
 
 def _of_nothing(node: onnx.NodeProto, name: str, sizes: str) -> onnx.GraphProto:
-    """Results without elements: of every step, and the last states."""
+    """Return the results without elements: the outputs of all steps, and the last states."""
     settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     directions = 2 if settings.get("direction") == b"bidirectional" else 1
     nodes = [
@@ -61,6 +61,6 @@ def _of_nothing(node: onnx.NodeProto, name: str, sizes: str) -> onnx.GraphProto:
     results = [f"{name}/result_{i}" for i in range(len(node.output))]
     for i, result in enumerate(results):
         shape = f"{name}/state" if i else f"{name}/every"
-        # Nothing of the input's type in another shape.
+        # The input, which has no elements, gives the results their dtype.
         nodes.append(helper.make_node("Reshape", [node.input[0], shape], [result], name=result, allowzero=1))
     return branch(name, nodes, results)

@@ -1,7 +1,8 @@
-"""Sigmoids that are right where they are small.
+"""Sigmoids that are correct where they are small.
 
-onnxruntime's is zero from -18 on, in every version, where PyTorch's is 1.5e-8 and float32 has many numbers
-left: its logarithm would be infinite. The quotient that it is by definition is exact there.
+onnxruntime's sigmoid is zero from -18 on, in every version. PyTorch's is 1.5e-8 there, far from the smallest
+number of float32; the logarithm of zero would be infinite. The quotient that defines the sigmoid is exact
+there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch2ort.runtime.replace_nodes import replace_nodes
 
 
 def divide_sigmoids(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it with quotients in the places of sigmoids."""
+    """Return ``model``, or a copy with quotients instead of sigmoids."""
     return replace_nodes(model, _is_sigmoid, _quotient)
 
 
@@ -30,7 +31,7 @@ def _quotient(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> list[onn
     number = numpy_helper.from_array(np.array(1, np.float32))
     made = [
         helper.make_node("Constant", [], [f"{one}/float"], value=number),
-        # In whatever type the input is.
+        # In the dtype of the input.
         helper.make_node("CastLike", [f"{one}/float", source], [one]),
         helper.make_node("Neg", [source], [minus]),
         helper.make_node("Exp", [minus], [power]),

@@ -1,8 +1,8 @@
-"""Roots and logarithms that are right over the whole range of float32.
+"""Square roots and logarithms that are correct over the whole range of float32.
 
-Up to onnxruntime 1.20 they are computed from an estimate: the root of infinity is not a number, that of a
-number below 1.2e-38 is zero, and its logarithm that of 1.2e-38. In float64 all of these are ordinary numbers,
-and the root there, rounded, is the rounded root (Figueroa, When is double rounding innocuous?, 1995).
+Up to onnxruntime 1.20 they are computed from an estimate: the root of infinity is NaN, the root of a number
+below 1.2e-38 is zero, and its logarithm is that of 1.2e-38. In float64 all of these are normal numbers, and
+the float64 root, rounded, is the correctly rounded root (Figueroa, When is double rounding innocuous?, 1995).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NUMBERS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT32, 
 
 @functools.cache
 def computes_whole_range() -> bool:
-    """Whether the installed onnxruntime computes them over the whole range; found by a run."""
+    """Return True if the installed onnxruntime computes them over the whole range; determined by a run."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8]) for name in "xyz"]
     graph = helper.make_graph(
         [helper.make_node("Sqrt", ["x"], ["y"]), helper.make_node("Log", ["x"], ["z"])],
@@ -31,13 +31,13 @@ def computes_whole_range() -> bool:
         values[:1],
         values[1:],
     )
-    # Eight fill a vector register: what is left over is computed one by one, and right.
+    # Eight fill a vector register: remaining elements are computed one by one, and correctly.
     roots, logarithms = probe_session(graph).run(None, {"x": np.full(8, 1e-40, np.float32)})
     return bool(np.allclose(roots, 1e-20, rtol=1e-3, atol=0) and np.allclose(logarithms, -92.1034, rtol=1e-3))
 
 
 def widen_roots(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it whose roots and logarithms of float32 are computed in float64."""
+    """Return ``model``, or a copy whose roots and logarithms of float32 are computed in float64."""
     if not any(_is_wanted(n) for g in graphs_in(model.graph) for n in g.node) or computes_whole_range():
         return model
     made = onnx.ModelProto()
@@ -63,7 +63,7 @@ def _widened(
 ) -> Iterator[onnx.NodeProto]:
     wanted = _is_wanted(node) and types.get(node.input[0]) == TensorProto.FLOAT
     if wanted and node.op_type == "Pow":
-        # Its kernel takes a root where the exponent is 0.5; of one that is known not to be, the power stays.
+        # Its kernel computes a root where the exponent is 0.5; a power with another constant exponent stays.
         wanted = constants.get(node.input[1], 0.5) in _ROOTS_OF
     if not wanted:
         yield node
@@ -72,7 +72,7 @@ def _widened(
     wide = onnx.NodeProto()
     wide.CopyFrom(node)
     wide.output[0] = f"{result}/wide"
-    # One name may stand at several places.
+    # One name may occur several times.
     for source in dict.fromkeys(node.input[: 1 if node.op_type != "Pow" else 2]):
         cast = f"{result}/wide/{source}"
         yield helper.make_node("Cast", [source], [cast], name=cast, to=TensorProto.DOUBLE)
@@ -90,7 +90,7 @@ def _types(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, float]:
-    """The number in each constant; not a number for one of several elements, of which no root is taken."""
+    """Return the number in each constant; NaN for one of several elements, which is no root's exponent."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     tensors |= {
         node.output[0]: attribute.t

@@ -1,6 +1,6 @@
-"""Sorting of what has no elements: on some onnxruntimes it divides by their number, and ends the process.
+"""Sorting of empty tensors, in which some versions of onnxruntime divide by zero and end the process.
 
-There the sort stands in a branch that is not taken for a tensor without elements.
+For these versions, the sort is put into a branch that does not run for a tensor without elements.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from onnx import TensorProto, helper
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.replace_nodes import branch, constant, replace_nodes, unless
 
-# The first that was seen to do it right.
+# The oldest version that was seen to be correct.
 _RIGHT_SINCE = (1, 31)
 
 
 @functools.cache
 def sorts_no_elements() -> bool:
-    """Whether the installed onnxruntime can; its version says so, as a run that fails ends the process."""
+    """Return True if this onnxruntime's version can sort them; a run to test it could end the process."""
     return private.version() >= _RIGHT_SINCE
 
 
 def guard_sorts(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model``, or a copy of it that sorts a tensor only if it has elements."""
+    """Return ``model``, or a copy that sorts a tensor only if it has elements."""
     return model if sorts_no_elements() else replace_nodes(model, _is_sort, _guarded)
 
 
@@ -46,7 +46,7 @@ def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> Iterator[
 
 
 def _without_elements(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    """As many places as are asked for along the axis, which must not be more than it has."""
+    """Return as many places as are requested along the axis, which must not be more than it has."""
     source, count = node.input
     axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
     kind = helper.make_tensor("kind", TensorProto.INT64, [1], [0])
