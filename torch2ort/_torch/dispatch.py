@@ -105,12 +105,12 @@ def from_the_top() -> Iterator[None]:
 
 
 def schema_of(operator: Any) -> Any:
-    """The schema of an overload: ``name``, ``arguments``, ``returns``, ``is_mutable``."""
+    """Return the schema of an overload: ``name``, ``arguments``, ``returns``, ``is_mutable``."""
     return operator._schema
 
 
 def output_count(operator: Any) -> int:
-    """The number of tensors that an overload returns."""
+    """Return the number of tensors that an overload returns."""
     return len(operator._schema.returns)
 
 

@@ -91,8 +91,8 @@ def _results(
 
 def _refuse(node: torch.fx.Node) -> NoReturn:
     raise UnsupportedOperatorError(
-        f"{node.target} at {source_line(node)} draws random numbers in a way that a file of a training step "
-        f"cannot. It knows dropout, bernoulli, rand_like and randn_like: write it with those"
+        f"{node.target} at {source_line(node)} draws random numbers from a distribution that a file of a "
+        f"training step does not support. Write it with dropout, bernoulli, rand_like or randn_like"
     )
 
 

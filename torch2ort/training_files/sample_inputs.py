@@ -90,7 +90,7 @@ def _apart(value: Any, path: str) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise SchemaError(
-                f"{path}: a dict with keys that are no texts; a file of a training step has texts"
+                f"{path}: a dict with keys that are not strings; a file of a training step has strings alone"
             )
         return {key: _apart(item, f"{path}[{key!r}]") for key, item in value.items()}
     if value is None or type(value) in (bool, int, float, str):

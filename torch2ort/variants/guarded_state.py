@@ -241,8 +241,8 @@ class Assumptions:
             )
         except Unkeyable as reason:
             raise ExportError(
-                f"{type(self._model).__name__}: what the model depends on cannot be found out, as {reason}. "
-                f"Keep such objects out of what forward reads"
+                f"{type(self._model).__name__}: the model's dependencies cannot be determined, as {reason}. "
+                f"Keep such objects out of the state that forward reads"
             ) from reason.__cause__
         if found.unseen and not self._trust:
             raise ExportError(
