@@ -112,10 +112,10 @@ def weights_alone(x):
             statistics,
             "is checkpointed and reads a tensor that forward writes to, as BatchNorm its statistics",
         ),
-        (other_numbers, "eager PyTorch other ones in backward, as preserve_rng_state is False"),
+        (other_numbers, "eager PyTorch draws other ones in backward, as preserve_rng_state is False"),
         (
             weights_alone,
-            "has no gradient in eager PyTorch, as use_reentrant=True looks at the arguments alone",
+            "has no gradient in eager PyTorch, as use_reentrant=True checks the arguments alone",
         ),
     ],
 )

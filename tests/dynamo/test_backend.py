@@ -419,7 +419,7 @@ def test_measured_operators_that_the_environment_asks_for_are_refused(monkeypatc
         (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "as torch.cond and other"),
         (
             lambda x: x.to("meta"),
-            "aten._to_copy.default at .* is on meta, which torch2ort's graphs do not take",
+            "aten._to_copy.default at .* is on meta, which torch2ort's graphs do not support",
         ),
         (
             lambda x: torch.ones(3, device="meta"),
@@ -427,7 +427,7 @@ def test_measured_operators_that_the_environment_asks_for_are_refused(monkeypatc
         ),
         (
             DrawingBackward.apply,
-            "draws random numbers in backward, which no graph here does. Have the Function",
+            "draws random numbers in backward, which no graph here does. Keep the Function",
         ),
     ],
 )
@@ -446,9 +446,9 @@ def test_a_refusal_is_read_at_once_with_the_users_line() -> None:
     line = spectrum.__code__.co_firstlineno + 1
     assert str(caught.value).startswith(
         "backend='torch2ort' raised:\nUnsupportedOperatorError: aten._fft_r2c.default at "
-        f"{__file__}:{line}, in spectrum: return torch.fft.fft(x).real gives complex, sparse or quantized "
-        "numbers, which torch2ort's graphs do not take. Keep that part out of the compiled code, with "
-        "torch.compiler.disable"
+        f"{__file__}:{line}, in spectrum: return torch.fft.fft(x).real returns complex, sparse or "
+        "quantized numbers, which torch2ort's graphs do not support. Exclude that part from the compiled "
+        "code, with torch.compiler.disable"
     )
 
 

@@ -70,6 +70,6 @@ def test_a_write_in_backward_is_refused(function) -> None:
     assert isinstance(caught.value.inner_exception, UnsupportedOperatorError)
     assert str(caught.value.inner_exception) == (
         "backward writes to a tensor that the compiled code is given (a float32 of shape ()), which no graph "
-        "here does. Have the Function that does so called as it is, with options={'keep_functions': True}, "
+        "here does. Keep the Function that does so opaque, with options={'keep_functions': True}, "
         "or write to the tensor in forward"
     )

@@ -10,7 +10,7 @@ from torch2ort.dynamo.backend import compile_graph
 from torch2ort.dynamo.execution_providers import providers_of
 from torch2ort.errors import UnsupportedOperatorError
 
-OUT = "Move the model and its inputs with .cpu(), or keep that part out with torch.compiler.disable"
+OUT = "Move the model and its inputs with .cpu(), or exclude that part with torch.compiler.disable"
 ASKED = ("AzureExecutionProvider", "CPUExecutionProvider")
 
 

@@ -35,7 +35,7 @@ REFUSED = {
     # They assert that values are no NaN.
     **dict.fromkeys(
         ("ibert", "ibert_quantised"),
-        r"aten\._assert_async\.msg at .* gives nothing but an error for some values",
+        r"aten\._assert_async\.msg at .* returns nothing and raises an error for some values",
     ),
 }
 # Eager's gradients in float32 are further from those in float64 than what is allowed here.

@@ -361,6 +361,6 @@ def test_an_object_that_cannot_be_looked_at_is_named():
     with pytest.raises(torch2ort.ExportError) as caught:
         wrapped(torch.randn(3, 4))
     assert str(caught.value) == (
-        "Reads: what the model depends on cannot be found out, as looking at the model raised ValueError: do "
-        "not look. Keep such objects out of what forward reads"
+        "Reads: the model's dependencies cannot be determined, as looking at the model raised ValueError: do "
+        "not look. Keep such objects out of the state that forward reads"
     )

@@ -55,21 +55,24 @@ with private_names("torch"):
 
 
 def is_of_transform(target: object) -> bool:
-    """Whether a node begins or ends ``vmap`` or ``jvp``, or takes a tensor into one or out of it."""
+    """Return True if a node begins or ends ``vmap`` or ``jvp``, or wraps or unwraps a tensor for one."""
     return getattr(target, "__module__", None) == predispatch.__name__
 
 
 def has_formula(operator: OpOverload, device: torch.device) -> bool:
-    """Whether autograd has a formula for an operator on a device, or goes into what it is composed of.
+    """Return True if autograd has a formula for an operator on a device, or differentiates its composition.
 
-    Where it has none, it goes through the kernel in eager PyTorch, and differentiates what it finds there.
+    Without a formula, eager PyTorch runs the kernel and differentiates the operators that the kernel calls.
     """
     keys = ("Autograd", f"Autograd{device.type.upper()}", "CompositeImplicitAutograd")
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in keys)
 
 
 def functional(target: OpOverload) -> OpOverload | None:
-    """An operator, or what gives the result that one writes in place; ``None`` if there is no such."""
+    """Return the out-of-place variant of an in-place operator; ``None`` if there is none.
+
+    An operator that is not in-place is returned unchanged.
+    """
     if not target._schema.is_mutable:
         return target
     packet = getattr(torch.ops.aten, target._schema.name.partition("::")[2].removesuffix("_"), None)
@@ -79,11 +82,11 @@ def functional(target: OpOverload) -> OpOverload | None:
 def joint_graph(
     module: torch.nn.Module, arguments: Sequence[torch.Tensor], mode: FakeTensorMode
 ) -> torch.fx.GraphModule:
-    """Forward and backward of ``module`` in one functional graph.
+    """Trace forward and backward of ``module`` into one functional graph.
 
     Args:
         module: takes and returns tensors.
-        arguments: fake, of ``mode``.
+        arguments: fake tensors of ``mode``.
         mode: the mode.
     """
     with contextlib.ExitStack() as stack:
@@ -94,16 +97,16 @@ def joint_graph(
 
 
 def fake_constant(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
-    """A tensor of ``mode`` that stands for one of fixed sizes."""
+    """Return the fake tensor of ``mode`` for a tensor of fixed sizes."""
     return mode.from_tensor(value, static_shapes=True)
 
 
 def varying_sizes(hints: Sequence[int], *, decided: int = 0) -> tuple[FakeTensorMode, list[Any]]:
-    """A mode with a size of its own, symbolic, for each number.
+    """Create a mode with a symbolic size for each hint.
 
     Args:
-        hints: what each was in the sample.
-        decided: how many more there are, which values in tensors decide.
+        hints: the value of each size in the sample.
+        decided: the number of further, data-dependent sizes.
     """
     from torch._dynamo.source import ConstantSource  # slow to import; few graphs out of the cache need it
 
@@ -121,12 +124,12 @@ def varying_sizes(hints: Sequence[int], *, decided: int = 0) -> tuple[FakeTensor
 
 
 def new_size(like: torch.SymInt) -> torch.SymInt:
-    """A size that nothing is known of, in the trace that another one is of."""
+    """Create an unbacked size in the trace of another size."""
     return _decided_size(like.node.shape_env)
 
 
 def of_decided_size(like: torch.Tensor) -> torch.Tensor:
-    """A vector of the type of a tensor of a trace, of a size that a run decides."""
+    """Create a vector of the dtype of a trace's tensor, of data-dependent size."""
     mode = cast(FakeTensor, like).fake_mode
     with mode:
         return torch.empty(_decided_size(mode.shape_env), dtype=like.dtype)
@@ -139,28 +142,31 @@ def _decided_size(environment: Any) -> torch.SymInt:
 
 
 def take_for_equal(size: Any, other: Any) -> None:
-    """Have torch know that two sizes are one, at least one of which is symbolic."""
+    """Tell torch that two sizes are equal, at least one of which is symbolic."""
     torch._check(size == other)
 
 
 def input_position(description: Any) -> int | None:
-    """Which argument a placeholder of a joint graph is; ``None`` for the gradient of an output."""
+    """Return the position of a joint graph's placeholder among the arguments; ``None`` for a gradient."""
     return int(description.idx) if isinstance(description, PlainAOTInput) else None
 
 
 def tangent_of(description: Any) -> int | None:
-    """Which output a placeholder is the gradient of."""
+    """Return the position of the output whose gradient a placeholder is; ``None`` for others."""
     of = description.output if isinstance(description, TangentAOTInput) else None
     return int(of.idx) if isinstance(of, PlainAOTOutput) else None
 
 
 def output_position(description: Any) -> int | None:
-    """Which output of the module a result of a joint graph is."""
+    """Return the position of a joint graph's result among the module's outputs; ``None`` for others."""
     return int(description.idx) if isinstance(description, PlainAOTOutput) else None
 
 
 def written_input(description: Any) -> int | None:
-    """Which argument's new value a result is, or the gradient of one belongs to."""
+    """Return the position of the argument whose new value a result is; ``None`` for others.
+
+    The gradient of such a new value has the same position.
+    """
     if isinstance(description, TangentAOTInput):
         description = description.output
     of = description.mutated_input if isinstance(description, InputMutationAOTOutput) else None
@@ -168,19 +174,19 @@ def written_input(description: Any) -> int | None:
 
 
 def gradient_of_input(description: Any) -> int | None:
-    """Which argument's gradient a result is."""
+    """Return the position of the argument whose gradient a result is; ``None`` for others."""
     return input_position(description.grad_of) if isinstance(description, GradAOTOutput) else None
 
 
 def graph_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """A module of a graph, whose Python code is written when somebody reads or calls it."""
+    """Return a module of a graph, whose Python code is generated when it is first read or called."""
     return _LazyGraphModule(torch.nn.Module(), graph)
 
 
 def program_of(
     graph_module: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node], outputs: Sequence[torch.fx.Node]
 ) -> torch.export.ExportedProgram:
-    """A program of a functional graph of tensors."""
+    """Build an ExportedProgram of a functional graph of tensors."""
     from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
     from torch.export.graph_signature import (
         ExportGraphSignature,

@@ -27,7 +27,7 @@ with private_names("torch"):
     need(torch._C._functorch, "peek_interpreter_stack", "TransformType")
     need(torch.Tensor, "_base", "_is_view", "_version")
     _tensor: Any = torch.Tensor
-    # Questions about a tensor's memory: the function that a TorchFunctionMode sees -> its name.
+    # Properties of a tensor's memory: the function that a TorchFunctionMode sees -> its name.
     OF_MEMORY: dict[Any, str] = {
         _tensor._base.__get__: "_base",
         _tensor._is_view: "_is_view()",
@@ -40,34 +40,34 @@ with private_names("torch"):
     need(torch, "_add_batch_dim", "_remove_batch_dim")
 
 
-# Whether a gradient stands for each of a batch of them, in a backward that is given a batch.
+# True for a gradient that represents a batch of gradients, in a backward that is called with a batch.
 is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
-# Whether the backward now running was called with ``retain_graph=True``.
+# True while the running backward was called with ``retain_graph=True``.
 backward_keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def in_gradient_transform() -> bool:
-    """Whether the innermost torch.func transform that runs is one that computes a derivative backward."""
+    """Return True if the innermost torch.func transform that runs computes a derivative in reverse mode."""
     transform = torch._C._functorch.peek_interpreter_stack()
     return transform is not None and transform.key() == torch._C._functorch.TransformType.Grad
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """The C code that ``function.apply`` ends in, where no torch.func transform is running."""
+    """Return the C function that ``function.apply`` calls while no torch.func transform is running."""
     base: Any = torch._C._FunctionBase
     bound: Callable[..., Any] = vars(base)["apply"].__get__(None, function)
     return bound
 
 
 def out_of_batch(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensors that a batched one stands for, along the first dimension."""
+    """Return the tensors that a batched tensor represents, stacked along the first dimension."""
     whole: torch.Tensor = torch._remove_batch_dim(tensor, _level(), 1, 0)
     return whole
 
 
 def into_batch(tensor: torch.Tensor) -> torch.Tensor:
-    """The batched tensor that stands for each that lies along the first dimension."""
+    """Return the batched tensor that represents the slices of ``tensor`` along the first dimension."""
     batched: torch.Tensor = torch._add_batch_dim(tensor, 0, _level())
     return batched
 
@@ -79,7 +79,7 @@ def _level() -> int:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Counter that every in-place write to ``tensor`` raises; 0 for one of inference mode, which has none."""
+    """Return the counter of in-place writes to ``tensor``; 0 for an inference tensor, which has none."""
     try:
         return tensor._version
     except RuntimeError:

@@ -2,7 +2,7 @@
 
 | name | tried on |
 | --- | --- |
-| torch._C._FunctionBase.apply: C code, in a table of methods that can be written to | 2.11-2.15.0 |
+| torch._C._FunctionBase.apply: a C function in a writable method table | 2.11-2.15.0 |
 | torch.autograd.function.custom_function_call, called by Function.apply | 2.11-2.15.0 |
 | torch.autograd.function._is_setup_context_defined | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensor, FakeTensorMode, unset_fake_temporarily | 2.11-2.15.0 |
@@ -17,7 +17,7 @@
 | torch.fx.experimental.proxy_tensor._AttrProxy (get_base) | 2.13.0 |
 | torch.nn.Module.__call__ and __getattr__ as torch.fx._symbolic_trace wraps them | 2.13.0 |
 | torch._C._is_any_autocast_enabled | 2.11.0, 2.13.0 |
-| Tensor._cdata; where tensors and storages count who holds them, which is found by trial | 2.11-2.15.0 |
+| Tensor._cdata; reference counts of tensors and storages, whose offsets are found by trial | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ with private_names("torch"):
         for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")
     ]
 
-# Answers a call of a Function's `apply`, or returns NotImplemented: (the class, args, keyword args or None).
+# Replaces a call of a Function's `apply`, or returns NotImplemented: (the class, args, keyword args or None).
 StandIn = Callable[[type, tuple[Any, ...], dict[str, Any] | None], Any]
 
 __all__ = [
@@ -102,7 +102,7 @@ _QUANTISING = re.compile(
     r"quantized::|aten::(quantize_per_|_make_per_|_?empty\w*_quantized|quantized_(batch_norm|max_pool))"
 )
 
-# Whether autocast is on for any kind of device, also one that torch2ort does not know.
+# True if autocast is on for any kind of device, also one that torch2ort does not know.
 is_autocast_on = torch._C._is_any_autocast_enabled
 
 # Up to torch 2.13 `Function.apply` is Python code, which binds defaults and keywords before it calls C code.
@@ -110,7 +110,7 @@ _BINDS_IN_PYTHON = isinstance(vars(torch.autograd.Function)["apply"], classmetho
 
 
 def with_autograd() -> AbstractContextManager[Any]:
-    """Let autograd record operators also inside of an operator's fake kernel, where it is switched off."""
+    """Let autograd record operators also inside of an operator's fake kernel, where it is off by default."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for keys in _AUTOGRAD:
         excluded = excluded - keys
@@ -118,19 +118,19 @@ def with_autograd() -> AbstractContextManager[Any]:
 
 
 def makes_quantised(operator: Any) -> bool:
-    """Whether an operator gives quantised tensors, which fake ones do not tell."""
+    """Return True if an operator returns quantised tensors, which cannot be read from its fake results."""
     return isinstance(operator, OpOverload) and bool(_QUANTISING.match(operator._schema.name))
 
 
 def intercept_apply(stand_in: StandIn) -> None:
-    """Ask ``stand_in`` first, at each call of any Function's ``apply`` on any thread.
+    """Call ``stand_in`` first, at each call of any Function's ``apply`` on any thread.
 
-    However a caller got it, ``apply`` ends in one piece of C code: as ``fn = MyFunction.apply`` bound before,
-    of a subclass, in a library. Up to torch 2.13 a call inside a ``torch.func`` transform turns off before,
-    to a function that torch looks up by its name.
+    Every ``apply`` ends in the same C function, also one that was bound before as ``fn = MyFunction.apply``,
+    one of a subclass and one in a library. Up to torch 2.13, a call inside a ``torch.func`` transform
+    branches off before that C function, to a function that torch looks up by its name.
 
     Raises:
-        RuntimeError: the C code cannot be reached.
+        RuntimeError: the C function cannot be reached.
     """
     _native.intercept(_apply, "apply", stand_in)
 
@@ -142,7 +142,7 @@ def intercept_apply(stand_in: StandIn) -> None:
 
 
 def end_interception() -> None:
-    """Put everything back as it was before :func:`intercept_apply`."""
+    """Undo :func:`intercept_apply`."""
     _function.custom_function_call = _custom_function_call
     _native.end_interception()
 
@@ -150,10 +150,10 @@ def end_interception() -> None:
 def positional(
     function: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 ) -> tuple[Any, ...]:
-    """The arguments of ``apply`` as ``forward`` gets them: in its order, with defaults where torch adds them.
+    """Return the arguments of ``apply`` as ``forward`` gets them: in order, with defaults if torch adds them.
 
     Raises:
-        TypeError: they do not fit ``forward``, or one has no position; with torch's wording.
+        TypeError: they do not match ``forward``'s signature, or one has no position; with torch's wording.
     """
     context = () if uses_setup_context(function) else (None,)
     if context and not kwargs:
@@ -175,12 +175,12 @@ def _unexpected(name: str) -> TypeError:
     return TypeError(f"forward() got an unexpected keyword argument {name!r}")
 
 
-# How many hold the storage at an address; None where torch does not tell.
+# The reference count of the storage at an address; None where torch does not report it.
 use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
 def tensors_of_known_memory() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """Tensors over memory that torch allocated, and such over other memory."""
+    """Return tensors over memory that torch allocated, and tensors over other memory."""
     with torch._C.DisableTorchFunction(), unset_fake_temporarily(), torch.inference_mode(False):
         own = tuple(torch.zeros(size, device="cpu", dtype=torch.uint8) for size in (1, 24, 5000))
         elsewhere = torch.utils.dlpack.from_dlpack(own[0].clone())
@@ -189,7 +189,7 @@ def tensors_of_known_memory() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Ten
 
 
 def is_base_held(tensor: torch.Tensor) -> bool:
-    """Whether anybody but ``tensor`` may hold the tensor that it is a view of."""
+    """Return True if anything but ``tensor`` may hold a reference to the tensor that it is a view of."""
     base = tensor._base
     return base is None or sys.getrefcount(base) > _free_base()
 
@@ -202,12 +202,12 @@ def _free_base() -> int:
 
 
 def uses_setup_context(function: type[torch.autograd.Function]) -> bool:
-    """Whether the Function is written in the ``setup_context`` style."""
+    """Return True if the Function is written in the ``setup_context`` style."""
     return bool(_is_setup_context_defined(function.setup_context))
 
 
 def is_plain(value: Any) -> bool:
-    """Whether ``value`` is a tensor with numbers in memory: none of a trace, nor of a class that wraps it."""
+    """Return True if ``value`` is a tensor with data: not of a trace, nor of a subclass that wraps others."""
     if not isinstance(value, torch.Tensor) or isinstance(value, (FakeTensor, FunctionalTensor)):
         return False
     if value.layout is not torch.strided or value.is_nested or value.device.type == "meta":
@@ -225,19 +225,19 @@ def _attributes_of_fakes() -> frozenset[str]:
 
 
 def users_attributes(tensor: torch.Tensor) -> list[str]:
-    """Names of the attributes that code set on ``tensor``."""
+    """Return the names of the attributes that code set on ``tensor``."""
     return [name for name in vars(tensor) if name not in _attributes_of_fakes()]
 
 
 def own_module(value: Any) -> Any:
-    """The module that a trace's proxy stands for; anything else as it is."""
+    """Return the module behind a trace's proxy; any other value unchanged."""
     proxy: Any = value
     return proxy.get_base() if isinstance(value, _AttrProxy) else value
 
 
 @contextlib.contextmanager
 def untraced_modules() -> Iterator[None]:
-    """Have modules called and asked as if nobody traced them: a trace loses count where one raises."""
+    """Let calls and attributes of modules bypass the trace, whose state is wrong after one raises."""
     kind: Any = torch.nn.Module
     wrapped = {
         name: method
@@ -254,38 +254,38 @@ def untraced_modules() -> Iterator[None]:
 
 
 def storage_of(reference: StorageWeakRef) -> torch.UntypedStorage | None:
-    """The memory that a reference is to; ``None`` if nobody holds it any more."""
+    """Return the storage of a weak reference; ``None`` if it was freed."""
     found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
     return found
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Context in which operators run as if nobody traced or watched them."""
+    """Context in which operators run without a trace and without dispatch modes."""
     manager: AbstractContextManager[Any] = _disable_current_modes()
     return manager
 
 
 def without_fake_mode() -> AbstractContextManager[Any]:
-    """Context in which tensors are real again, inside a fake kernel."""
+    """Context in which tensors are real again, inside of a fake kernel."""
     manager: AbstractContextManager[Any] = unset_fake_temporarily()
     return manager
 
 
 def fake_mode() -> AbstractContextManager[Any]:
-    """Context in which new tensors are fake, and have sizes but no data."""
+    """Context in which new tensors are fake: they have sizes but no data."""
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
     return mode
 
 
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether a ``torch.func`` transform (vmap, grad, ...) is at work on ``tensor``."""
+    """Return True if ``tensor`` is a wrapper of a running ``torch.func`` transform (vmap, grad, ...)."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def written_arguments(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[torch.Tensor]:
-    """The tensors among an operator call's arguments that the operator writes to."""
+    """Yield the tensors among an operator call's arguments that the operator writes to."""
     if not operator._schema.is_mutable:
         return
     for i, argument in enumerate(operator._schema.arguments):

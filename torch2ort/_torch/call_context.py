@@ -36,11 +36,11 @@ with private_names("torch"):
     need(torch._C._autograd, "_top_saved_tensors_default_hooks")
     need(torch.autograd.Variable._execution_engine, "queue_callback")
 
-# What stands for a tensor while a model is traced.
+# The types that replace a tensor while a model is traced.
 TRACED: tuple[type[torch.Tensor], ...] = (FakeTensor, FunctionalTensor)
 
 
-# What surrounds a call, quickly: functions and arguments, and what all give in most programs.
+# The context of a call, cheap to query: functions with their arguments, and their results in most programs.
 SURROUNDINGS: tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...] = (
     (torch._C._len_torch_dispatch_stack, ()),
     (torch._C._get_tracing_state, ()),
@@ -52,51 +52,54 @@ USUAL_SURROUNDINGS = (0, None, None, -1, None)
 
 
 def in_transform() -> bool:
-    """Whether a torch.func transform (vmap, grad, jvp, ...) is running."""
+    """Return True if a torch.func transform (vmap, grad, jvp, ...) is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def dispatch_modes() -> list[Any]:
-    """The dispatch modes that are on, the outermost first."""
+    """Return the dispatch modes that are active, the outermost first."""
     return _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
 
 
 def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is on."""
+    """Return True if forward-mode differentiation is on."""
     return torch.autograd.forward_ad._current_level >= 0
 
 
 def packing_hook() -> Any:
-    """What packs the tensors that autograd saves; ``None`` if nothing does."""
+    """Return the hook that packs the tensors that autograd saves; ``None`` if there is none."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks and hooks[0]
 
 
 def in_checkpoint() -> bool:
-    """Whether the code runs in a ``torch.utils.checkpoint`` without ``use_reentrant``, or again for it."""
+    """Return True if the code runs in a ``torch.utils.checkpoint`` without ``use_reentrant``.
+
+    Also True while backward recomputes it.
+    """
     return getattr(packing_hook(), "__module__", "") == torch.utils.checkpoint.__name__
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:
-    """Call ``call`` when the backward that runs has given all gradients to their tensors."""
+    """Call ``call`` when the running backward has accumulated all gradients into their tensors."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def is_sharded_with_others(module: Any) -> bool:
-    """Whether FSDP treats a module and others as one."""
+    """Return True if FSDP groups a module with others."""
     return len(module._get_fsdp_state()._modules) > 1
 
 
 def is_sharded_below_another(module: Any) -> bool:
-    """Whether FSDP has found, in a forward, a module above this one that it leads the backward of."""
+    """Return True if FSDP found, in a forward, that this module is not the root of its FSDP modules."""
     return module._get_fsdp_state()._is_root is False
 
 
 def sharded_types(module: Any) -> Any:
-    """FSDP's policy of types for a module."""
+    """Return FSDP's mixed-precision policy for a module."""
     return module._get_fsdp_state()._mp_policy
 
 
 def is_sharding_hook(hook: Any, module: Any) -> bool:
-    """Whether FSDP put this hook on a module."""
+    """Return True if FSDP registered this hook on a module."""
     return getattr(hook, "__self__", None) is module._get_fsdp_state()

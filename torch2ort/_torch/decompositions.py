@@ -60,12 +60,12 @@ with private_names("torch"):
 
 @contextmanager
 def _composites_found_once() -> Iterator[None]:
-    """Have torch.export find all composites once, and give each its kernels without ceremony.
+    """Let torch.export find all composites once, and set the kernels of each directly.
 
-    torch asks the dispatcher for them again for each of some thirty namespaces, three times a program,
-    and sets fifteen kernels of each of hundreds of them through a decorator that writes its type down:
-    most of the time that a small program takes. What it finds and sets is the same. The caller sees to
-    it that one thread at a time is here.
+    torch queries the dispatcher for them again for each of some thirty namespaces, three times a program,
+    and sets fifteen kernels of each of hundreds of them through a decorator that records its type. That is
+    most of the time of a small program. The composites found and the kernels set are the same. The caller
+    ensures that one thread at a time enters.
     """
     found = functools.cache(_composites)
     with (
@@ -77,7 +77,7 @@ def _composites_found_once() -> Iterator[None]:
 
 
 def _composites() -> set[Any]:
-    """All composites, for which the dispatcher was asked once instead of for each namespace."""
+    """Return all composites, with one query of the dispatcher instead of one for each namespace."""
     _export_utils._materialize_cpp_cia_ops()
     with replaced(_export_utils, _materialize_cpp_cia_ops=lambda: None):
         return _export_utils._collect_all_valid_cia_ops()
@@ -85,7 +85,7 @@ def _composites() -> set[Any]:
 
 @contextmanager
 def _overridden(composites: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
-    """What torch.export.exported_program._override_composite_implicit_decomp does."""
+    """Do the work of torch.export.exported_program._override_composite_implicit_decomp."""
     before = {composite: composite.py_kernels.copy() for composite in composites}
     for composite, decomposition in composites.items():
         _override(composite, decomposition)
@@ -114,41 +114,41 @@ def _override(composite: OpOverload, decomposition: Callable[..., Any]) -> None:
 
 
 _FORMULA_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-# They write running statistics, of which their schemas say nothing: a trace needs their formulas.
+# They write running statistics, which their schemas do not declare: a trace needs their formulas.
 _WRITE_UNSAID = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 
 
 @functools.cache
 def _with_formulas() -> tuple[OpOverload, ...]:
-    """Operators for which autograd meets a formula in Python in a trace."""
+    """Return the operators that have an autograd formula in Python, which a trace uses."""
     packets = [packet for packet in vars(torch.ops.aten).values() if isinstance(packet, OpOverloadPacket)]
     targets = (getattr(packet, name) for packet in packets for name in packet.overloads())
     return tuple(target for target in targets if _FORMULA_KEYS[0] in target.py_kernels)
 
 
 def taken_apart() -> list[OpOverload]:
-    """Operators with a kernel and a derivative of their own that autograd meets in parts in a trace."""
+    """Return operators with a kernel and a derivative of their own that a trace decomposes for autograd."""
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key
     own = [o for o in _with_formulas() if not is_composite(o.name(), "CompositeImplicitAutograd")]
     return [o for o in own if not o._schema.name.endswith(_WRITE_UNSAID)]
 
 
 def resizes() -> list[OpOverload]:
-    """Operators that compute a size, and resize to it."""
+    """Return the operators that compute a size, and resize to it."""
     return [o for o in _with_formulas() if "upsample" in o._schema.name and o._overloadname == "vec"]
 
 
 def resized_size(size: Sequence[Any], wanted: Sequence[Any] | None, scales: Sequence[float] | None) -> Any:
-    """The size that a tensor of ``size`` is resized to, by a size or by factors."""
+    """Return the size to which a tensor of ``size`` is resized, by a size or by factors."""
     return upsample_compute_output_size(size, wanted, scales)
 
 
 @contextmanager
 def formulas_met(formulas: Mapping[OpOverload, Callable[..., Any] | None]) -> Iterator[None]:
-    """Have autograd meet other formulas in a trace; one thread at a time.
+    """Replace autograd's formulas of operators in a trace; one thread at a time.
 
     Args:
-        formulas: operator -> its formula, ``None`` for the kernel and its own derivative.
+        formulas: operator -> its formula; ``None`` for the kernel and its own derivative.
     """
     before = {target: target.py_kernels.copy() for target in formulas}
     for target, formula in formulas.items():
@@ -175,9 +175,9 @@ def _derivatives_of_resizes() -> tuple[OpOverload, ...]:
 
 @contextmanager
 def symbolic_resizes() -> Iterator[None]:
-    """Have derivatives of resizes take sizes that vary in a trace; one thread at a time.
+    """Let derivatives of resizes accept symbolic sizes in a trace; one thread at a time.
 
-    Some of PyTorch's rules for tensors without data take numbers alone, as those are written in C++.
+    Some of PyTorch's rules for fake tensors are written in C++ and accept only numbers.
     """
     added = [o for o in _derivatives_of_resizes() if not _is_op_registered_to_fake_rule(o)]
     for derivative in added:
@@ -217,17 +217,18 @@ def decomposition_table(
     over_fixed_sizes: Mapping[OpOverload, int],
     composites_only: bool,
 ) -> dict[Any, Callable[..., Any]]:
-    """Decompositions of what neither torch.onnx nor ``table`` translates.
+    """Return the decompositions of operators that neither torch.onnx nor ``table`` translates.
 
     Args:
-        table: translations of our own.
-        own: decompositions of our own, which go before those of torch and before any translation.
-        adapted: from all of these to those that are used.
+        table: translations of torch2ort.
+        own: decompositions of torch2ort, which precede those of torch and any translation.
+        adapted: maps all of these to the decompositions that are used.
         decomposed: composites that are decomposed although torch.onnx translates them.
-        whole: operators to leave as they are.
-        over_fixed_sizes: operators to leave where one of so many last sizes of their input varies.
-        composites_only: leave every operator that is no composite as it is, unless ``own`` decomposes it:
-            nobody made torch's decompositions for being differentiated afterwards.
+        whole: operators that are not decomposed.
+        over_fixed_sizes: operator -> a number of last dimensions of its input; the operator is not
+            decomposed where the size of one of them varies.
+        composites_only: decompose an operator that is no composite only if ``own`` does: torch's
+            decompositions were not written to be differentiated afterwards.
     """
     return _table(
         frozenset(table),
@@ -242,7 +243,7 @@ def decomposition_table(
 
 
 def plain_decompositions(table: Table) -> Mapping[Any, Callable[..., Any]]:
-    """Torch's decompositions of all that neither torch.onnx nor ``table`` translates."""
+    """Return torch's decompositions of all operators that neither torch.onnx nor ``table`` translates."""
     return untranslated(frozenset(table), number_of_operators())
 
 
@@ -287,8 +288,8 @@ def decompose(
     """Functionalise ``program`` and decompose it.
 
     Args:
-        program: the program as torch.export gives it.
-        decompositions: of :func:`decomposition_table`.
+        program: the result of torch.export.
+        decompositions: the result of :func:`decomposition_table`.
     """
     with decomposing(program):
         try:
@@ -324,7 +325,10 @@ def remove_assertions(program: torch.fx.GraphModule) -> None:
 
 @functools.cache
 def parts_of(target: OpOverload) -> Callable[..., Any] | None:
-    """The decomposition of a composite that torch.export never keeps whole, as its result may be a view."""
+    """Return the decomposition of a composite that torch.export always decomposes; ``None`` for others.
+
+    torch.export does so because the composite's result may be a view.
+    """
     is_kept = not target._can_decompose() or _export_utils._is_preservable_cia_op(target)
     return None if is_kept else target.decompose
 
@@ -334,8 +338,8 @@ def decomposing(program: torch.export.ExportedProgram) -> Iterator[None]:
     """Trace decompositions for the sizes of a program; one thread at a time."""
     from torch._inductor import config as inductor  # slow to import; a graph out of the cache needs none
 
-    # Sizes of 0 and 1 must not be told apart while tracing, or a size that varies gets fixed.
-    # And a random operator whose numbers nobody reads moves the generator on, in eager.
+    # Tracing must not distinguish sizes of 0 and 1 from others, or a symbolic size becomes fixed.
+    # A random operator whose numbers are unused advances the generator in eager PyTorch, too.
     sizes = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with sizes, inductor.patch(fallback_random=True), symbolic_resizes(), sizes_of_zero(program):
         yield
@@ -355,7 +359,7 @@ def _of_an_axis(
     boundaries: torch.Tensor,
     **kwargs: Any,
 ) -> Any:
-    """As ``decomposition``, which would ask a tensor without axes for its number."""
+    """Apply ``decomposition``, which would read the value of a tensor without dimensions."""
     if not isinstance(input, torch.Tensor):
         kind = torch.result_type(boundaries, input)
         input = torch.scalar_tensor(input, dtype=kind, device=boundaries.device)
@@ -364,7 +368,7 @@ def _of_an_axis(
     return decomposition(input.reshape(1), boundaries, **kwargs).reshape([])
 
 
-# No arithmetic in them, or integers only.
+# Their decompositions have no arithmetic, or arithmetic of integers only.
 _HARMLESS = frozenset(
     {
         "_chunk_cat", "_reshape_alias", "alias_copy", "block_diag", "bucketize", "count_nonzero",
@@ -379,7 +383,7 @@ _HARMLESS = frozenset(
 def _is_left(target: Any, function: Callable[..., Any], *, composites_only: bool) -> bool:
     if target._schema.name.removeprefix("aten::") in _HARMLESS:
         return False
-    # A decomposed random operator draws other numbers, and PyTorch's kernel cannot take `prims`.
+    # A decomposed random operator draws other numbers, and PyTorch has no kernels for `prims`.
     if torch.Tag.nondeterministic_seeded in target.tags:
         return True
     prims = getattr(inspect.unwrap(function), "__module__", "").startswith("torch._refs")

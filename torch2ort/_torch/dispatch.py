@@ -11,7 +11,7 @@
 | torch._higher_order_ops.effects.has_effects | 2.13.0 |
 | torch.utils._python_dispatch.TorchDispatchMode, _disable_current_modes | 2.11-2.15.0 |
 | torch._C._dispatch_has_kernel_for_dispatch_key | 2.11-2.15.0 |
-| aten::_linalg_det, aten::_linalg_slogdet: what they keep | 2.11-2.15.0 |
+| aten::_linalg_det, aten::_linalg_slogdet: the tensors that they save | 2.11-2.15.0 |
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ with private_names("torch"):
     need(effects, "has_effects")
     need(torch._VF, "lstm", "gru", "rnn_tanh", "rnn_relu")
 
-# What these keep for backward is the LU decomposition of the matrix, or of its transpose where it lies in
-# rows; autograd's formula asks how the matrix lies.
+# These save the LU decomposition of the matrix for backward, or that of its transpose where the matrix is
+# row-major; autograd's formula reads the matrix's memory layout.
 KEEPS_WHAT_LIES_IN_ROWS = frozenset(
     {torch.ops.aten._linalg_det.default, torch.ops.aten._linalg_slogdet.default}
 )
 
-# What nn.LSTM, nn.GRU and nn.RNN call.
+# The functions of torch._VF that nn.LSTM, nn.GRU and nn.RNN call.
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no data."""
+    """Return True if a tensor is fake: it has sizes, but no data."""
     return isinstance(tensor, FakeTensor)
 
 
 def recurrent(name: str) -> Callable[..., Any]:
-    """The function behind a recurrent layer of torch.nn; ``name`` is one of :data:`RECURRENT`."""
+    """Return the function that a recurrent layer of torch.nn calls; ``name`` is one of :data:`RECURRENT`."""
     function: Callable[..., Any] = getattr(torch._VF, name)
     return function
 
 
 def has_effects(target: object) -> bool:
-    """Whether an operator has an effect besides its results, as torch's print."""
+    """Return True if an operator has a side effect, as torch's print has."""
     return bool(effects.has_effects(target))
 
 
 def is_abstract(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether some of ``tensors`` have sizes only, and no data."""
-    # Asked in front of each kernel that runs: a generator would cost a microsecond.
+    """Return True if some of ``tensors`` have sizes only, and no data."""
+    # Called before each kernel: a generator expression would cost a microsecond.
     for tensor in tensors:  # noqa: SIM110
         if type(tensor) is not torch.Tensor and isinstance(tensor, FakeTensor):
             return True
@@ -83,7 +83,7 @@ def is_abstract(tensors: Iterable[torch.Tensor]) -> bool:
 def as_in_eager() -> Iterator[None]:
     """Context in which tensors are real and operators are those of eager PyTorch, inside a fake kernel.
 
-    A trace puts Python code in the place of some composites, which goes other ways than they do.
+    A trace replaces some composites by Python code, which calls other operators than they do.
     """
     with unset_fake_temporarily(), torch._C._DisablePythonDispatcher():
         yield
@@ -91,9 +91,9 @@ def as_in_eager() -> Iterator[None]:
 
 @contextlib.contextmanager
 def from_the_top() -> Iterator[None]:
-    """Context in which operators meet autograd and autocast, as where a user calls them.
+    """Context in which operators are dispatched to autograd and autocast, as where a user calls them.
 
-    A fake kernel is run below both.
+    A fake kernel runs below both.
     """
     keys = (
         getattr(torch._C.DispatchKey, n) for n in ("AutogradFunctionality", "AutocastCPU", "AutocastCUDA")
@@ -105,21 +105,21 @@ def from_the_top() -> Iterator[None]:
 
 
 def schema_of(operator: Any) -> Any:
-    """The schema of an overload: ``name``, ``arguments``, ``returns``, ``is_mutable``."""
+    """Return the schema of an overload: ``name``, ``arguments``, ``returns``, ``is_mutable``."""
     return operator._schema
 
 
 def output_count(operator: Any) -> int:
-    """The number of tensors that an overload returns."""
+    """Return the number of tensors that an overload returns."""
     return len(operator._schema.returns)
 
 
-# Whether a tensor stands for zeros that lie nowhere.
+# True for a tensor of zeros that has no memory (a ZeroTensor of torch).
 is_zero_tensor: Callable[[torch.Tensor], bool] = torch._is_zerotensor
 
 
 def with_data() -> contextlib.AbstractContextManager[Any]:
-    """Compute with tensors that have data, in a trace."""
+    """Context in which operators compute with tensors that have data, inside a trace."""
     manager: contextlib.AbstractContextManager[Any] = _disable_current_modes()
     return manager
 
@@ -129,16 +129,16 @@ _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 @functools.lru_cache(maxsize=4096)
 def has_autocast(operator: Any, kinds: tuple[str, ...]) -> bool:
-    """Whether autocast has something to say of an operator itself, on one of these kinds of devices."""
+    """Return True if autocast has a kernel of the operator itself for one of these kinds of devices."""
     has: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
     return any(has(operator.name(), _AUTOCAST_KEYS[kind]) for kind in kinds)
 
 
 class Recorded(TorchDispatchMode):
-    """Notes what operators are run inside, below autocast and autograd.
+    """A mode that records the operators that run in it, below autocast and autograd.
 
     Attributes:
-        calls: each operator that gave tensors, those that it took and those that it gave.
+        calls: each operator that returned tensors, its tensor arguments, and the tensors that it returned.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Recorded(TorchDispatchMode):
         self.calls: list[tuple[Any, list[torch.Tensor], list[torch.Tensor]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and note it."""
+        """Run an operator, and record it."""
         result = func(*args, **(kwargs or {}))
         given = _tensors((result,))
         if given:
@@ -165,6 +165,6 @@ def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Graph:
-    """The operators that ``function`` calls of tensors without data, below autocast and autograd."""
+    """Trace the operators that ``function`` calls on fake tensors, below autocast and autograd."""
     graph: torch.fx.Graph = make_fx(function)(*values).graph
     return graph

@@ -25,7 +25,7 @@
 | torch._ops (HigherOrderOperator, OpOverload) | 2.11-2.15.0 |
 | torch.fx.node._side_effectful_functions, which a function looks up at each call | 2.11-2.15.0 |
 | torch.ops.higher_order.tag_activation_checkpoint; recompute in a node's meta | 2.11-2.15.0 |
-| partitioner_tag, and desc of what is written, in a node's meta | 2.11-2.15.0 |
+| partitioner_tag, and desc of a written argument, in a node's meta | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor (FakeTensor, unset_fake_temporarily) | 2.11-2.15.0 |
 | torch._subclasses.fake_tensor.FakeTensorMode.from_tensor | 2.11-2.15.0 |
 | torch._dynamo.utils.numpy_to_tensor_wrapper (f), torch._numpy.random | 2.11-2.15.0 |
@@ -73,13 +73,13 @@ _RUN_AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def seconds_of_frame() -> float:
-    """How long dynamo has been at the code whose graph it hands over now."""
+    """Return the seconds since dynamo began to compile the code whose graph it passes to the backend."""
     metrics = get_metrics_context()
     return (time.time_ns() - metrics._start_time_ns) / 1e9 if metrics.in_progress() else 0.0
 
 
 def numpys_draw(node: torch.fx.Node) -> str | None:
-    """The function of numpy.random that a node of dynamo's graph stands for; ``None`` for other nodes."""
+    """Return the function of numpy.random that a node of dynamo's graph calls; ``None`` for other nodes."""
     if not isinstance(node.target, numpy_to_tensor_wrapper):
         return None
     function: Any = node.target.f
@@ -88,10 +88,10 @@ def numpys_draw(node: torch.fx.Node) -> str | None:
 
 @contextlib.contextmanager
 def whole_steps() -> Iterator[None]:
-    """Have AOTAutograd compile backward together with forward, and allow ``retain_graph=True``.
+    """Let AOTAutograd compile backward together with forward, and allow ``retain_graph=True``.
 
-    What draws random numbers stays in its graphs, also where nobody reads them. To be entered while dynamo
-    compiles, which one thread at a time does.
+    Operators that draw random numbers stay in its graphs, also where the numbers are unused. Enter it while
+    dynamo compiles, which one thread at a time does.
     """
     with (
         config.patch(donated_buffer=False, force_non_lazy_backward_lowering=True),
@@ -101,7 +101,7 @@ def whole_steps() -> Iterator[None]:
 
 
 class _WithDraws(set[Any]):
-    """Functions with side effects; for the thread that made it, operators that draw random numbers, too."""
+    """Functions with side effects; for the thread that created the set, also operators that draw numbers."""
 
     def __init__(self, functions: Iterable[Any]) -> None:
         super().__init__(functions)
@@ -115,9 +115,9 @@ class _WithDraws(set[Any]):
 
 
 def lend_no_buffers() -> None:
-    """Note that backward writes to nothing that it is given, so that it may run twice.
+    """Declare that backward writes to none of its arguments, so it may run twice.
 
-    To be called while forward is compiled. torch takes what nobody noted for the contrary.
+    Call it while forward is compiled. Without this declaration, torch assumes the contrary.
     """
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
@@ -126,10 +126,10 @@ def lend_no_buffers() -> None:
 
 @contextlib.contextmanager
 def apart(graph: torch.fx.Graph) -> Iterator[None]:
-    """Keep what is done here from the trace that is under way.
+    """Context in which the running trace records nothing.
 
     Args:
-        graph: of that trace.
+        graph: the graph of that trace.
     """
     mode = _fake_mode(graph)
     with contextlib.ExitStack() as stack:
@@ -140,13 +140,13 @@ def apart(graph: torch.fx.Graph) -> Iterator[None]:
 
 
 def fake_like(graph: torch.fx.Graph, value: torch.Tensor) -> torch.Tensor:
-    """A tensor of a graph's trace that stands for a constant."""
+    """Return the fake tensor of a graph's trace for a constant."""
     mode = _fake_mode(graph)
     return value if mode is None else mode.from_tensor(value, static_shapes=True)
 
 
 def known_of_sizes(graph: torch.fx.Graph) -> list[Any]:
-    """What a graph's trace knows of its sizes that vary: hints, ranges and conditions, as text."""
+    """Return the hints, ranges and conditions of the symbolic sizes of a graph's trace, as text."""
     mode = _fake_mode(graph)
     environment = None if mode is None else mode.shape_env
     if environment is None:
@@ -163,7 +163,7 @@ def known_of_sizes(graph: torch.fx.Graph) -> list[Any]:
 def empty_like(
     graph: torch.fx.Graph, shape: Sequence[int | torch.SymInt], dtype: torch.dtype
 ) -> torch.Tensor:
-    """A tensor of a graph's trace, of sizes of that trace."""
+    """Return a new fake tensor of a graph's trace, of sizes of that trace."""
     mode = _fake_mode(graph)
     assert mode is not None
     with mode:
@@ -180,23 +180,23 @@ def _fake_mode(graph: torch.fx.Graph) -> Any:
 
 
 def overload_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpOverload:
-    """The overload of an ATen operator that takes these arguments."""
+    """Return the overload of an ATen operator that accepts these arguments."""
     found = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
     overload: OpOverload = getattr(getattr(torch.ops.aten, name), found)
     return overload
 
 
 def steps_so_far() -> int:
-    """A number that grows with each step that autograd records in this thread."""
+    """Return a number that increases with each node that autograd records in this thread."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
 def step_since(before: int, outputs: Sequence[Any]) -> Any:
-    """The step of autograd's graph that stands for a graph of AOTAutograd's; ``None`` if there is none.
+    """Return the autograd node of a call of AOTAutograd's graph; ``None`` if there is none.
 
     Args:
-        before: what :func:`steps_so_far` gave before the graph was called.
-        outputs: what the call gave; some may be views of what the step gave.
+        before: the result of :func:`steps_so_far` before the graph was called.
+        outputs: the results of the call; some may be views of the node's outputs.
     """
     for output in outputs:
         node = output.grad_fn if isinstance(output, torch.Tensor) else None
@@ -208,11 +208,11 @@ def step_since(before: int, outputs: Sequence[Any]) -> Any:
 
 
 def gradients_of(joint: torch.fx.GraphModule, outputs: int) -> dict[str, int]:
-    """The arguments of a joint graph that are gradients, by name, and the number of the output of each.
+    """Map the name of each gradient among a joint graph's arguments to the position of its output.
 
     Args:
         joint: the graph.
-        outputs: how many of its results are forward's.
+        outputs: the number of its results that are forward's.
     """
     described = list(joint.graph.output_node().meta["desc"])[:outputs]
     tangents = [node for node in joint.graph.nodes if is_tangent(node)]
@@ -220,11 +220,11 @@ def gradients_of(joint: torch.fx.GraphModule, outputs: int) -> dict[str, int]:
 
 
 def writes_of(joint: torch.fx.GraphModule, outputs: int) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
-    """The arguments of a joint graph that forward writes to, and what each has afterwards.
+    """Return the arguments of a joint graph that forward writes to, each with its value afterwards.
 
     Args:
         joint: the graph.
-        outputs: how many of its results are forward's.
+        outputs: the number of its results that are forward's.
     """
     result = joint.graph.output_node()
     arguments = {node.meta.get("desc"): node for node in joint.graph.find_nodes(op="placeholder")}
@@ -234,34 +234,34 @@ def writes_of(joint: torch.fx.GraphModule, outputs: int) -> list[tuple[torch.fx.
 
 
 def runs_again(node: torch.fx.Node) -> bool:
-    """Whether a node of a joint graph is checkpointed, for backward to compute it again."""
+    """Return True if a node of a joint graph is checkpointed: backward recomputes it."""
     return node.meta.get("recompute") in _RUN_AGAIN
 
 
 def run_in_forward(node: torch.fx.Node) -> None:
-    """Have backward read what a node of a joint graph gave in forward."""
+    """Let backward read the result of forward for a node of a joint graph."""
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def of_backward(joint: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """The nodes of a joint graph that were traced while autograd differentiated; not all are marked so."""
+    """Return the nodes of a joint graph that were traced during differentiation; not all are tagged so."""
     nodes = list(joint.graph.nodes)
     marked = [i for i, node in enumerate(nodes) if node.meta.get("partitioner_tag") == "is_forward"]
     return nodes[max(marked, default=-1) + 1 :]
 
 
 def as_of_backward(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What a node of a joint graph knows, for a copy of it that backward computes."""
+    """Return the metadata of a joint graph's node for a copy of it in backward."""
     return {key: value for key, value in meta.items() if key not in ("partitioner_tag", "recompute", "desc")}
 
 
 def is_tangent(node: torch.fx.Node) -> bool:
-    """Whether an argument of a joint graph, or of a backward, is the gradient of an output."""
+    """Return True if an argument of a joint graph, or of a backward, is the gradient of an output."""
     return node.op == "placeholder" and node.name.startswith("tangents")
 
 
 class StandIn(Protocol):
-    """Says what dynamo puts into a graph for a call of a Function."""
+    """A function that chooses the callable that dynamo puts into a graph for a call of a Function."""
 
     def __call__(
         self,
@@ -271,24 +271,24 @@ class StandIn(Protocol):
         inputs: Mapping[int, torch.Tensor],
         places: Sequence[tuple[str, int]],
     ) -> Callable[..., Any] | None:
-        """The callable; ``None`` for dynamo's own way.
+        """Return the callable; ``None`` for dynamo's own handling.
 
         Args:
             function: the Function.
-            options: of the backend that the graph is for.
-            tensors: among the arguments, as the trace has them.
-            inputs: the arguments, by position, that are inputs of the graph as they are.
-            places: file and line of the calls that are traced.
+            options: the options of the graph's backend.
+            tensors: the fake tensors among the arguments.
+            inputs: the arguments, by position, that are inputs of the graph without any computation.
+            places: file and line of the traced calls.
         """
 
 
 def stand_in_for_apply(backend: Callable[..., Any], stand_in: StandIn) -> None:
-    """Have dynamo put another call into a graph than that of a Function's forward.
+    """Let dynamo put another call into a graph instead of the call of a Function's forward.
 
     Args:
-        backend: of the graphs that it is for.
-        stand_in: says what is called. Where it refuses, the graph ends in front of the call; an error of
-            torch2ort's from the call is as one of the backend's.
+        backend: the backend of the graphs to which this applies.
+        stand_in: chooses the callable. Where it raises, the graph ends before the call; an error of
+            torch2ort's from the call is raised as an error of the backend.
     """
     original = AutogradFunctionVariable.call_apply
 
@@ -319,14 +319,14 @@ def stand_in_for_apply(backend: Callable[..., Any], stand_in: StandIn) -> None:
             except (TorchRuntimeError, IndexError) as error:
                 if _named(error) is not None or tx.output.root_tx.one_graph:
                     raise
-                # Its own error, or that of made-up numbers. Eager PyTorch raises it, or runs.
+                # The error is forward's own, or caused by fake values. Eager PyTorch raises it, or succeeds.
                 _end_graph(f"{self.fn_cls.__name__}: forward raised {error!r}")
 
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
 
 
 def _inputs_among(args: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """The real tensor of each argument, by position, that is an input of the graph as it is."""
+    """Return the real tensor of each argument, by position, that is itself an input of the graph."""
     found = {}
     for i, argument in enumerate(args):
         node = argument.as_proxy().node if isinstance(argument, TensorVariable) else None
@@ -337,7 +337,7 @@ def _inputs_among(args: Sequence[Any]) -> dict[int, torch.Tensor]:
 
 
 def _places_in(tx: Any) -> list[tuple[str, int]]:
-    """File and line of the calls that dynamo traces."""
+    """Return file and line of the calls that dynamo traces."""
     places = []
     while tx is not None:
         places.append((tx.f_code.co_filename, tx.lineno))
@@ -347,7 +347,7 @@ def _places_in(tx: Any) -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def _as_the_backends(tx: Any) -> Iterator[None]:
-    """Raise what is named as dynamo raises the errors of a backend, and not as its own."""
+    """Raise errors of torch2ort as dynamo raises the errors of a backend, and not as dynamo's own."""
     try:
         yield
     except Exception as error:
@@ -358,7 +358,7 @@ def _as_the_backends(tx: Any) -> Iterator[None]:
 
 
 def _named(error: BaseException) -> Torch2OrtError | None:
-    """The error of torch2ort's that one of dynamo's was raised for."""
+    """Return the error of torch2ort that is the cause of an error of dynamo; ``None`` if there is none."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and not any(cause is other for other in seen):
@@ -382,18 +382,18 @@ def _tensors_in(args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 def _end_graph(reason: str) -> NoReturn:
-    """Have dynamo run a call between two graphs, in eager PyTorch."""
+    """Let dynamo run a call between two graphs, in eager PyTorch."""
     unimplemented(gb_type="call of a Function", context="", explanation=reason, hints=[])
 
 
 class _Held:
-    """The arguments of a call: those that a graph computes, and Python objects around them.
+    """The arguments of a call: those that a graph computes, and the Python objects around them.
 
-    A graph holds tensors and sizes. The objects stay what they are in Python: fx would make other lists, and
-    dynamo another type, of some.
+    A graph holds tensors and sizes. The objects keep their Python types: fx would convert some to other
+    lists, and dynamo some to other types.
 
     Attributes:
-        given: what the graph gives to the call.
+        given: the values that the graph passes to the call.
     """
 
     def __init__(self, args: Any, kwargs: Any) -> None:
@@ -403,7 +403,7 @@ class _Held:
         VariableTracker.visit(_guard_function, (args, kwargs))
 
     def filling(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call``, to be called with the values of :attr:`given`."""
+        """Return ``call`` as a function of the values of :attr:`given`."""
 
         def filled(*given: Any) -> Any:
             args = [part(given) for part in self._args]
@@ -432,7 +432,7 @@ class _Place:
 
 
 def _guard_function(variable: Any) -> None:
-    """Have a graph that holds a function be for that one; dynamo compares its code alone."""
+    """Guard a graph that holds a function on that function's identity; dynamo compares only its code."""
     if not isinstance(variable, BaseUserFunctionVariable):
         return
     if variable.source is not None:
@@ -444,17 +444,17 @@ def _guard_function(variable: Any) -> None:
 
 
 def in_transform(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether some tensors are those of a transform of torch.func."""
+    """Return True if some tensors are wrappers of a torch.func transform."""
     return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def uncompiled(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, into which dynamo does not look."""
+    """Return ``run`` as a function that dynamo does not trace."""
     hidden: Callable[..., Any] = torch.compiler.disable(run, reason="it calls a compiled graph")
     return hidden
 
 
 def boxed(run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-    """``run`` as AOTAutograd calls it: with one list, which ``run`` may empty."""
+    """Mark ``run`` as boxed: AOTAutograd calls it with one list, which ``run`` may empty."""
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

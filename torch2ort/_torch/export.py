@@ -15,8 +15,8 @@
 | torch.nn.modules.module._global_backward_hooks, _global_backward_pre_hooks | 2.11-2.15.0 |
 | torch.overrides._get_current_function_mode_stack | 2.11-2.15.0 |
 | torch.amp._enter_autocast, _exit_autocast; PreDispatchTorchFunctionMode, which records them | 2.11-2.15.0 |
-| torch._functorch._aot_autograd.utils, whose hook on buffers a failed export leaves there | 2.11.0 |
-| torch.export._trace, which prints how far a trace came | 2.13.0, 2.15.0 |
+| torch._functorch._aot_autograd.utils, whose hook on buffers a failed export does not remove | 2.11.0 |
+| torch.export._trace, which prints a trace's progress | 2.13.0, 2.15.0 |
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ __all__ = [
 
 _ENTER, _EXIT = (getattr(torch.amp, name) for name in ("_enter_autocast", "_exit_autocast"))
 
-# What nn.utils.rnn.pack_padded_sequence calls.
+# The function that nn.utils.rnn.pack_padded_sequence calls.
 pack_padded_sequence = torch._VF._pack_padded_sequence
-# By what torch.distributions checks values, and what a graph can check them by.
+# The function by which torch.distributions checks values, and the one by which a graph can check them.
 is_all_true = torch._is_all_true
 assert_true: Callable[[torch.Tensor, str], None] = torch._assert_async
 
@@ -91,7 +91,7 @@ DATA_DEPENDENT: tuple[type[Exception], ...] = (
 
 
 def without_fake_kernel(error: BaseException) -> str | None:
-    """The name of the operator that raised ``error`` as it cannot run on tensors without data."""
+    """Return the name of the operator without a fake kernel that ``error`` reports; ``None`` for others."""
     if isinstance(error, UnsupportedOperatorException):
         return str(error.func.name())
     found = re.match(r"There was no fake impl registered for <CustomOpDef\((\S+)\)>", str(error))
@@ -99,15 +99,15 @@ def without_fake_kernel(error: BaseException) -> str | None:
 
 
 def size_guards(program: torch.export.ExportedProgram) -> list[str]:
-    """Conditions on sizes that tracing relied on, as Python expressions over ``L['name'][i].size()[j]``."""
+    """Return the size conditions that tracing assumed, as Python code over ``L['name'][i].size()[j]``."""
     return list(program._guards_code)
 
 
 @contextlib.contextmanager
 def no_hooks_left() -> Iterator[None]:
-    """Take off the hook of all modules that torch.export of torch 2.11 leaves there when it fails.
+    """Remove the global module hook that torch.export of torch 2.11 leaves behind when it fails.
 
-    It holds the model, which would be a part of what every later model depends on.
+    The hook holds the model, so every later model would depend on that model.
     """
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = set(hooks)
@@ -120,7 +120,7 @@ def no_hooks_left() -> Iterator[None]:
 
 
 def no_graph_printed() -> contextlib.AbstractContextManager[None]:
-    """Keep torch.export from printing to stderr, in this thread, how far it came where code reads a value."""
+    """Keep torch.export, in this thread, from printing its graph to stderr where code reads a value."""
     thread = threading.get_ident()
     before = getattr(export_trace, "print", builtins.print)
 
@@ -133,7 +133,7 @@ def no_graph_printed() -> contextlib.AbstractContextManager[None]:
 
 
 def mask_is_a_mask() -> contextlib.AbstractContextManager[None]:
-    """Let transformers apply the masks that they get without looking whether they are causal."""
+    """Let transformers apply the masks that they are passed without a check for causal masks."""
     return replaced(
         torch.nn.modules.transformer,
         _detect_is_causal_mask=lambda mask, is_causal=None, size=None: is_causal is True,
@@ -141,7 +141,7 @@ def mask_is_a_mask() -> contextlib.AbstractContextManager[None]:
 
 
 def nodes_noted(note: Callable[[torch.fx.Node], None]) -> contextlib.AbstractContextManager[None]:
-    """Have ``note`` called with each node that this thread's trace makes inside."""
+    """Call ``note`` with each node that a trace creates inside of the context."""
     create = torch.fx.Graph.create_node
 
     @functools.wraps(create)
@@ -154,19 +154,19 @@ def nodes_noted(note: Callable[[torch.fx.Node], None]) -> contextlib.AbstractCon
 
 
 def no_autocast_nodes(ended: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """Keep a trace from recording where regions of autocast begin and end, which torch.export takes apart.
+    """Keep a trace from recording the begin and end of autocast regions, which torch.export splits off.
 
-    Of a region without gradients inside of one it forgets that.
+    torch.export loses autocast in a region without gradients that is inside of an autocast region.
 
     Args:
-        ended: is called at the end of each outermost region.
+        ended: called at the end of each outermost region.
     """
     recorded = PreDispatchTorchFunctionMode.__torch_function__
 
     def torch_function(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not _ENTER and func is not _EXIT:
             return recorded(self, func, types, args, kwargs)
-        # Called by the code itself, as by dynamo's graphs: torch took this mode away, and nothing is set yet.
+        # The code itself calls it, as dynamo's graphs do: torch removed this mode, autocast is not set yet.
         called = self not in torch.overrides._get_current_function_mode_stack()
         result = func(*args, **(kwargs or {})) if called else None
         torch.autocast_increment_nesting()

@@ -27,15 +27,15 @@ with private_names("torch"):
 if TYPE_CHECKING:
     import sympy
 
-# What a trace gives in the place of a tensor.
+# The types that replace a tensor in a trace.
 TRACED_TENSORS = (FakeTensor, FunctionalTensor)
-# Sizes that an export lets be 0, while a program is decomposed.
+# The sizes that an export allows to be 0, while a program is decomposed.
 _may_be_zero: ContextVar[frozenset[sympy.Symbol]] = ContextVar("_may_be_zero", default=frozenset())
 
 
 @contextmanager
 def sizes_of_zero(program: torch.export.ExportedProgram) -> Iterator[None]:
-    """Have :func:`is_never_zero` tell for the sizes of this program."""
+    """Context in which :func:`is_never_zero` knows the bounds of this program's sizes."""
     least = {symbol: bounds.lower for symbol, bounds in program.range_constraints.items()}
     token = _may_be_zero.set(frozenset(symbol for symbol, lower in least.items() if lower < 1))
     try:
@@ -45,7 +45,7 @@ def sizes_of_zero(program: torch.export.ExportedProgram) -> Iterator[None]:
 
 
 def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode | None:
-    """The mode in which the values of a program were traced; ``None`` if it has no tensors."""
+    """Return the mode in which the values of a program were traced; ``None`` if it has no tensors."""
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, FakeTensor):
@@ -54,22 +54,22 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode | None:
 
 
 def is_known(condition: bool | torch.SymBool) -> bool:
-    """Whether ``condition`` holds for every size; ``False`` too where nobody can tell."""
+    """Return True if ``condition`` holds for every size; False also where this is unknown."""
     return bool(_statically_known_true()(condition))
 
 
 @functools.cache
 def _statically_known_true() -> Callable[[bool | torch.SymBool], bool]:
-    """The function of torch: with sympy it is slow to import, and a start out of the cache needs neither."""
+    """Import torch's function when needed: sympy is slow to import, and a cached start needs neither."""
     with private_names("torch"):
         from torch.fx.experimental.symbolic_shapes import statically_known_true
     return statically_known_true
 
 
 def is_never_zero(size: int | torch.SymInt) -> bool:
-    """Whether a size in a decomposition is none that an export lets be 0.
+    """Return True if a size in a decomposition is never 0 in the bounds of the export.
 
-    A trace takes sizes that vary for 2 or more, whatever bounds they were given.
+    A trace assumes that symbolic sizes are 2 or more, whatever their bounds.
     """
     if isinstance(size, int):
         return size > 0

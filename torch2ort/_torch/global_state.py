@@ -15,13 +15,13 @@
 | torch._subclasses.fake_tensor.FakeTensor | 2.11-2.15.0 |
 | torch._dynamo.config, torch._export.config, torch._functorch.config | 2.11-2.15.0 |
 | torch._dynamo.mutation_guard, which wraps methods of torch.nn.Module when dynamo first runs | 2.11-2.15.0 |
-| torch.nn.Module.___needs_generation_tag_patch, by which it knows that it has | 2.11-2.13.0 |
-| torch.nn.Module.___has_generation_tag_patch, by which a later one does | 2.14.1-2.15.0 |
+| torch.nn.Module.___needs_generation_tag_patch, by which it knows that it wrapped them | 2.11-2.13.0 |
+| torch.nn.Module.___has_generation_tag_patch, the same of a later torch | 2.14.1-2.15.0 |
 | torch.fx.traceback.annotate, which torch.compiler.disable looks up at each call in an export | 2.11-2.15.0 |
-| torch._dynamo, which an export imports, and with it what takes annotate by name | 2.11-2.15.0 |
+| torch._dynamo, which an export imports, and with it modules that import annotate by name | 2.11-2.15.0 |
 | torch.fx._lazy_graph_module._use_lazy_graph_module | 2.13.0 |
 | torch._C._set_grad_enabled, _InferenceMode, which torch.autograd.grad_mode calls | 2.11-2.15.0 |
-| torch._dynamo.eval_frame.OptimizedModule, what torch.compile returns for a module | 2.13.0, 2.15.0 |
+| torch._dynamo.eval_frame.OptimizedModule, the result of torch.compile for a module | 2.13.0, 2.15.0 |
 | torch.fx.experimental._config, and _config and _is_default of all these | 2.11-2.15.0 |
 """
 
@@ -67,9 +67,9 @@ InferenceMode: Callable[[bool], contextlib.AbstractContextManager[None]] = torch
 # An id() that torch.compiler.disable leaves on the functions that it wraps.
 ADDRESSES = frozenset({"_torchdynamo_wrapper_id"})
 
-# Where the methods of torch.nn.Module that note each new module's age come from.
+# The module of the wrappers of torch.nn.Module's methods, which record the age of each new module.
 TAGGING = "torch._dynamo.mutation_guard"
-# What it leaves on the class itself.
+# The attributes that it sets on the class torch.nn.Module.
 TAGGED = frozenset({"___needs_generation_tag_patch", "___has_generation_tag_patch"})
 
 _CONFIGS = (
@@ -80,13 +80,13 @@ _CONFIGS = (
 )
 
 OPERATOR_TYPES: tuple[type, ...] = (OpOverload, OpOverloadPacket, CustomOpDef)
-# What CustomOpDef knows of tensors without data, and of gradients.
+# The attributes of a CustomOpDef that hold its fake kernel, and its derivative.
 FAKE_OF_DEFINITION = ("_abstract_fn",)
 DERIVATIVE_OF_DEFINITION = ("_setup_context_fn", "_backward_fn")
 
 
 def overloads(operator: Any) -> list[OpOverload]:
-    """The overloads that one of :data:`OPERATOR_TYPES` stands for."""
+    """Return the overloads of one of :data:`OPERATOR_TYPES`."""
     if isinstance(operator, OpOverload):
         return [operator]
     if isinstance(operator, CustomOpDef):
@@ -95,23 +95,23 @@ def overloads(operator: Any) -> list[OpOverload]:
 
 
 def operator_name(operator: Any) -> str:
-    """``namespace.name`` or ``namespace.name.overload`` of one of :data:`OPERATOR_TYPES`."""
+    """Return ``namespace.name`` or ``namespace.name.overload`` of one of :data:`OPERATOR_TYPES`."""
     return str(operator._opoverload if isinstance(operator, CustomOpDef) else operator)
 
 
 def definition_of(name: str) -> CustomOpDef | None:
-    """What ``torch.library.custom_op`` made for an operator, if that registered it."""
+    """Return the CustomOpDef of an operator; ``None`` if ``torch.library.custom_op`` did not register it."""
     return OPDEFS.get(name)
 
 
 def fake_kernel_of(name: str) -> Any:
-    """The Python function that was registered for an operator's tensors without data, or ``None``."""
+    """Return the Python function that was registered as an operator's fake kernel, or ``None``."""
     kernel = _registered.find(name).fake_impl.kernel
     return None if kernel is None else kernel.func
 
 
 def has_derivative_in_python(name: str) -> bool:
-    """Whether Python registered a kernel for autograd that no attribute of PyTorch's holds."""
+    """Return True if Python code registered an autograd kernel that no attribute of PyTorch's holds."""
     return (
         re.search(r"^Autograd\w*(\[alias\])?: registered at .*\.py:\d+ ", _dispatch_dump(name), re.M)
         is not None
@@ -119,18 +119,18 @@ def has_derivative_in_python(name: str) -> bool:
 
 
 def code_written_when_read() -> contextlib.AbstractContextManager[None]:
-    """Context in which a trace writes the Python code of its module when somebody reads or calls it."""
+    """Context in which a trace generates the Python code of its module when it is first read or called."""
     return _use_lazy_graph_module(should_use=True)
 
 
 def notes_of_this_thread() -> contextlib.AbstractContextManager[None]:
-    """Keep other threads from noting something about the nodes that this one traces.
+    """Keep other threads from annotating the nodes that this thread traces.
 
-    While torch.export works, whatever torch.compiler.disable wraps (optimizers, checkpoints, an ORTModule)
-    writes to a dictionary of the whole process, from any thread. The export replaces that dictionary for
-    each node, so that either thread may end in a KeyError.
+    While torch.export runs, functions that torch.compiler.disable wraps (of optimizers, checkpoints, an
+    ORTModule) write to a process-wide dictionary, from any thread. The export replaces that dictionary for
+    each node, so either thread may raise a KeyError.
     """
-    # What takes the function's name out of its module does so now, and not while another one stands there.
+    # Modules that import the function by name do so here, before it is replaced.
     importlib.import_module("torch._dynamo")
     annotate, tracing = _notes.annotate, threading.get_ident()
 
@@ -143,19 +143,19 @@ def notes_of_this_thread() -> contextlib.AbstractContextManager[None]:
 def modes_set_by(
     gradients: Callable[[bool], None], inference: Callable[[bool], contextlib.AbstractContextManager[None]]
 ) -> contextlib.AbstractContextManager[None]:
-    """Let ``torch.no_grad``, ``enable_grad``, ``set_grad_enabled`` and ``inference_mode`` call these."""
+    """Let ``torch.no_grad``, ``enable_grad``, ``set_grad_enabled``, ``inference_mode`` call the arguments."""
     return replaced(torch._C, _set_grad_enabled=gradients, _InferenceMode=inference)
 
 
 def active_modes() -> tuple[Any, ...]:
-    """Torch-function and dispatch modes that are entered on this thread."""
+    """Return the torch-function and dispatch modes that are entered on this thread."""
     if not _len_torch_function_stack() and not _len_torch_dispatch_stack():
-        return ()  # as before each step of nearly all programs
+        return ()  # the case of each step of nearly all programs
     return (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
 
 
 def global_hook_tables() -> tuple[dict[int, Any], ...]:
-    """Tables of the hooks that run around the forward or the backward of every module of the process."""
+    """Return the tables of hooks that run around forward or backward of every module of the process."""
     return (
         _module._global_forward_pre_hooks,
         _module._global_forward_hooks,
@@ -165,36 +165,36 @@ def global_hook_tables() -> tuple[dict[int, Any], ...]:
 
 
 def all_modules_have_backward_hooks() -> bool:
-    """Whether somebody registered a hook on the gradients of every module of the process."""
+    """Return True if a hook is registered on the gradients of every module of the process."""
     return bool(_module._global_backward_hooks or _module._global_backward_pre_hooks)
 
 
 def global_hooks() -> list[Any]:
-    """The hooks in these tables."""
+    """Return the hooks in the tables of :func:`global_hook_tables`."""
     return [list(table.values()) for table in global_hook_tables()]
 
 
 def changed_settings() -> list[str]:
-    """Settings of torch's tracing that are not at their defaults."""
-    # What was not imported yet has its defaults, and takes long to import.
+    """Return the settings of torch's tracing that differ from their defaults."""
+    # A module that is not imported yet has its defaults, and is slow to import.
     configs: dict[str, Any] = {name: sys.modules[name] for name in _CONFIGS if name in sys.modules}
     return [
         f"{module}.{name} = {getattr(config, name)!r}"
         for module, config in configs.items()
         for name, entry in config._config.items()
-        # A setting that was changed and put back counts as changed to torch.
+        # torch counts a setting that was changed and restored as changed.
         if not config._is_default(name) and getattr(config, name) != entry.default
     ]
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether ``model`` is what ``torch.compile`` returned."""
+    """Return True if ``model`` is a result of ``torch.compile``."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Where a tensor's memory begins; its own address where it has none."""
+    """Return the address of a tensor's memory; its Python id where it has no memory."""
     if tensor.layout is not torch.strided or tensor.numel() == 0 or isinstance(tensor, FakeTensor):
         return id(tensor)
     return tensor.data_ptr() or id(tensor)

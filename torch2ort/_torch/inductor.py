@@ -10,7 +10,7 @@
 | ShapeEnv.create_symbol, create_symintnode, guards | 2.11.0, 2.12.1, 2.13.0 |
 | DimDynamic, ConstantSource, FakeTensorMode | 2.11.0, 2.12.1, 2.13.0 |
 
-Where one of those that were not tried is missing, the packages of the first line do the work.
+Where a name is missing in a version that was not tried, the packages of the first line are used.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _Function = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 class Trace:
-    """Tensors without data, of sizes some of which vary.
+    """Fake tensors, some of whose sizes vary.
 
     Args:
-        hints: a number for each size that varies, by name. Compiled code is right for all, best for these.
+        hints: a number for each size that varies, by name. Compiled code is correct for all sizes, and
+            fastest for these.
 
     Attributes:
-        sizes: those that vary, by name.
+        sizes: the symbolic sizes, by name.
     """
 
     def __init__(self, hints: Mapping[str, int]) -> None:
@@ -51,24 +52,26 @@ class Trace:
             self.sizes[name] = self._environment.create_symintnode(made, hint=hint, source=source)
 
     def tensor(self, dtype: torch.dtype, sizes: Sequence[Any]) -> torch.Tensor:
-        """A contiguous tensor."""
+        """Return a contiguous tensor."""
         with self._mode:
             return torch.empty(sizes, dtype=dtype)
 
     def conditions(self) -> list[sympy.Expr]:
-        """What code that was made of such tensors takes their sizes to be."""
+        """Return the conditions on sizes that code compiled for such tensors assumes."""
         return [guard.expr for guard in self._environment.guards]
 
 
 def wrapper_of(
     function: _Function, arguments: tuple[torch.Tensor, ...], sizes: Sequence[Any] = (), *, threads: int
 ) -> str:
-    """What inductor writes for a function of contiguous tensors: Python with kernels in C++, not compiled.
+    """Return the code that inductor generates for a function of contiguous tensors, without compiling it.
+
+    The code is Python with kernels in C++.
 
     Args:
-        function: takes and gives tensors.
-        arguments: some that it takes, or those of a :class:`Trace`.
-        sizes: those of the trace that vary, which what is written takes in front of the tensors.
+        function: takes and returns tensors.
+        arguments: sample tensors, or tensors of a :class:`Trace`.
+        sizes: the symbolic sizes of the trace. The generated code takes them before the tensors.
         threads: as for :func:`compile_package`.
     """
     import torch._inductor
@@ -80,10 +83,10 @@ def wrapper_of(
 
     class Nothing:
         def call(self, *args: Any) -> None:
-            """Never called."""
+            """Do nothing; never called."""
 
     def write(lowering: Any) -> Any:
-        if threading.get_ident() != thread:  # somebody else compiles meanwhile, and wants to run it
+        if threading.get_ident() != thread:  # another thread compiles meanwhile, and will run its module
             return compile_to_module(lowering)
         code, _ = lowering.codegen()
         written.append(code.value)
@@ -93,7 +96,7 @@ def wrapper_of(
         lambda *given: tuple(function(given[len(sizes) :])), tracing_mode="symbolic" if sizes else "fake"
     )
     with torch.no_grad(), mock.patch.object(GraphLowering, "compile_to_module", write):
-        # What comes out of a cache of inductor's would be written by nobody.
+        # A hit in one of inductor's caches would skip the code generation.
         options = {**_settings(threads), "cpp_wrapper": False, "force_disable_caches": True}
         given = [*sizes, *arguments]
         torch._inductor.compile(traced(*given), given, options=options)
@@ -102,11 +105,11 @@ def wrapper_of(
 
 
 def compile_library(source: str, folder: Path, *, threads: int) -> bytes:
-    """Compile what inductor's kernels are part of as inductor would.
+    """Compile C++ source that contains inductor's kernels, with inductor's compiler options.
 
     Args:
-        source: in C++.
-        folder: an empty one.
+        source: the C++ source.
+        folder: an empty folder.
         threads: as for :func:`compile_package`.
     """
     from torch._inductor import config
@@ -128,10 +131,10 @@ def compile_package(
     """Compile a function of contiguous tensors for this machine.
 
     Args:
-        function: takes and gives tensors.
-        arguments: some that it takes.
-        path: where the package goes.
-        threads: 1, or -1 for as many as there are when it runs.
+        function: takes and returns tensors.
+        arguments: sample tensors.
+        path: the file of the package.
+        threads: 1, or -1 for the number of threads at run time.
     """
     import torch._inductor
 
@@ -142,10 +145,10 @@ def compile_package(
 
 
 def load_package(path: Path) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-    """What runs a package: takes tensors as they were when it was compiled, and checks none of them.
+    """Return the function that runs a package, on tensors like those of its compilation, without checks.
 
     Args:
-        path: of the package, which may be deleted afterwards.
+        path: the file of the package, which may be deleted afterwards.
     """
     import torch._inductor
 
@@ -156,7 +159,7 @@ def load_package(path: Path) -> Callable[[list[torch.Tensor]], Sequence[torch.Te
 
 def _settings(threads: int) -> dict[str, Any]:
     return {
-        # Results are rounded where eager's are.
+        # Results are rounded where eager PyTorch rounds them.
         "emulate_precision_casts": True,
         "cpp.threads": threads,
         "cpp.dynamic_threads": threads < 0,

@@ -2,7 +2,7 @@
 
 | name | tried on |
 | --- | --- |
-| torch.nn.Module._compiled_call_impl, what Module.__call__ calls if it is set | 2.13.0, 2.15.0 |
+| torch.nn.Module._compiled_call_impl, which Module.__call__ calls if it is set | 2.13.0, 2.15.0 |
 """
 
 from __future__ import annotations
@@ -18,5 +18,5 @@ with private_names("torch"):
 class NeverCompiled:
     """A module whose calls run its own ``forward``, whatever ``Module.compile`` left in its dictionary."""
 
-    # Module.__call__ looks here first. A data descriptor goes before the instance's dictionary.
+    # Module.__call__ reads this attribute. A data descriptor takes precedence over the instance's dictionary.
     _compiled_call_impl = property(lambda self: None, lambda self, value: None)

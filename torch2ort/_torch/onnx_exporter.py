@@ -60,7 +60,7 @@ with private_names("torch"):
     need(_registration.OnnxDecompMeta, "fx_target", "is_complex", "onnx_function", "skip_signature_inference")
 
 Table = Mapping[Any, Callable[..., Any]]
-# The attribute of a translation that says whether it is for complex tensors.
+# The attribute of a translation that is True if it is for complex tensors.
 OF_COMPLEX = "of_complex"
 
 
@@ -71,16 +71,16 @@ def _torchlib() -> _registration.ONNXRegistry:
 
 
 def registry(table: Table) -> _registration.ONNXRegistry:
-    """Translations of torch.onnx with those of ``table`` in front of them."""
+    """Return the translations of torch.onnx, preceded by those of ``table``."""
     return _in_front([_registered(*entry).plain for entry in table.items()], _torchlib().functions)
 
 
 class _Registered(NamedTuple):
-    """A translation as torch.onnx has it, which reads its signature.
+    """A translation as torch.onnx stores it, with its signature.
 
     Attributes:
-        plain: the key that torch.onnx finds it by, and the translation.
-        apart: the same, as of :func:`_with_own_results`.
+        plain: the key by which torch.onnx finds it, and the translation.
+        apart: the same, changed by :func:`_with_own_results`.
     """
 
     plain: tuple[Any, _registration.OnnxDecompMeta]
@@ -88,7 +88,7 @@ class _Registered(NamedTuple):
 
     @classmethod
     def of(cls, target: Any, function: Callable[..., Any]) -> _Registered:
-        """A translation of an operator."""
+        """Register a translation of an operator."""
         alone = _registration.ONNXRegistry()
         with quiet():
             alone.register_op(target, function, is_complex=getattr(function, OF_COMPLEX, False))
@@ -115,7 +115,7 @@ def _torchlib_with_own_results() -> dict[Any, list[_registration.OnnxDecompMeta]
 
 
 def _with_own_results(meta: _registration.OnnxDecompMeta) -> _registration.OnnxDecompMeta:
-    """Keep a translation that has nothing to do from returning its argument.
+    """Return the translation with an Identity in place of a result that is its argument.
 
     torch.onnx names a result after the operator, and would rename the argument.
     """
@@ -135,13 +135,13 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _BySign:
-    """A graph's constants, in which 0.0 and -0.0 are two: a dictionary takes them for one key."""
+    """A graph's constants, with 0.0 and -0.0 as different keys: a dictionary treats them as equal."""
 
     def __init__(self, known: dict[Any, ir.Value]) -> None:
         self._known = known
 
     def get(self, key: tuple[Any, ir.DataType]) -> ir.Value | None:
-        """The constant of a number, or of several, in an element type."""
+        """Return the constant of a number, or of several, in an element type."""
         return self._known.get(_signed(key))
 
     def __setitem__(self, key: tuple[Any, ir.DataType], constant: ir.Value) -> None:
@@ -164,18 +164,18 @@ def _own(value: Any) -> Any:
 
 
 def torchlib_translation(target: Any) -> Callable[..., Any] | None:
-    """torch.onnx's translation of an operator for real numbers."""
+    """Return torch.onnx's translation of an operator for real numbers."""
     metas = _torchlib().get_decomps(target)
     return next((meta.onnx_function for meta in metas if not meta.is_complex), None)
 
 
 def has_translation(node: torch.fx.Node, known: _registration.ONNXRegistry) -> bool:
-    """Whether torch.onnx, with the translations of ``known``, can translate ``node``."""
+    """Return True if torch.onnx, with the translations of ``known``, can translate ``node``."""
     return _dispatching.dispatch(node, known)[0] is not None
 
 
 def to_onnx(program: torch.export.ExportedProgram, table: Table, calls: Table) -> ir.Model:
-    """Translate a decomposed program, with nothing pruned or optimised.
+    """Translate a decomposed program, without pruning or optimisation.
 
     ``torch.onnx.export`` would decompose a second time, and drop the values that only a mutation
     needs and the outputs that only a gradient reads.
@@ -186,13 +186,13 @@ def to_onnx(program: torch.export.ExportedProgram, table: Table, calls: Table) -
         calls: those of this program alone.
     """
     own = [_registered(*entry).apart for entry in table.items()]
-    # Nothing keeps what holds a program.
+    # These are not cached: they hold a program, which a cache would keep alive.
     own += [_Registered.of(*entry).apart for entry in calls.items()]
     known = _in_front(own, _torchlib_with_own_results())
     dtypes = {node: _dtype(node) for node in program.graph.nodes}
     with quiet():
-        # torch 2.11 takes the first operator that runs here for the promoted one, and where an input
-        # requires a gradient that is the question for its device.
+        # torch 2.11 treats the first operator that runs here as the promoted one; where an input requires
+        # a gradient, that is the operator that reads its device.
         with torch.no_grad():
             _promote_types(program)
         for node, dtype in dtypes.items():
@@ -202,10 +202,10 @@ def to_onnx(program: torch.export.ExportedProgram, table: Table, calls: Table) -
 
 
 class _Promotion(_type_promotion._TypePromotionInterpreter):
-    """torch.onnx's promotion of types, which runs every node to learn what the graph's metadata says."""
+    """torch.onnx's type promotion, which reads each node's value in the trace instead of running the node."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Promote the arguments of a node, and return the value that the trace has of it."""
+        """Promote the arguments of a node, and return the node's value in the trace."""
         rule = _type_promotion.get_type_promotion_rule(n, self.type_promotion_table)
         if rule:
             with self._set_current_node(n):
@@ -219,7 +219,7 @@ def _promote_types(program: torch.export.ExportedProgram) -> None:
         return
     values = [n.meta.get("val") for n in program.graph.find_nodes(op="placeholder")]
     promotion = _Promotion(program.graph_module, _promotion_table())
-    # Sizes that vary stay so in the rules of the Python dispatcher.
+    # The rules of the Python dispatcher keep symbolic sizes symbolic.
     with mode, enable_python_dispatcher(), preserve_node_meta():
         promotion.run(*values, enable_io_processing=False)
 
@@ -238,17 +238,17 @@ def _dtype(node: torch.fx.Node) -> torch.dtype | None:
 
 
 def _keep_dtype(node: torch.fx.Node, dtype: torch.dtype | None) -> None:
-    """Give the result of a node the type that it has in eager, where torch.onnx promotes it for good.
+    """Cast the result of a node to its dtype in eager PyTorch, where torch.onnx promotes it to another.
 
     Raises:
-        UnsupportedOperatorError: what was computed in another type is not what eager computes.
+        UnsupportedOperatorError: a result computed in that other dtype differs from eager PyTorch's.
     """
     found = _dtype(node)
     if found is dtype or dtype is None or node.op != "call_function":
         return
     if found is not torch.float32 or dtype not in (torch.float16, torch.bfloat16):
         raise UnsupportedOperatorError(
-            f"{node.target} at {source_line(node)} gives {dtype} in eager PyTorch, and {found} in the "
+            f"{node.target} at {source_line(node)} returns {dtype} in eager PyTorch, and {found} in the "
             f"translation of torch.onnx. Convert its arguments with .to(dtype), or register a translation "
             f"with torch2ort.register_symbolic"
         )
@@ -263,7 +263,7 @@ def _keep_dtype(node: torch.fx.Node, dtype: torch.dtype | None) -> None:
 
 
 def recorded_nodes() -> list[ir.Node]:
-    """The list that collects the nodes of the translation function now running."""
+    """Return the list that collects the nodes of the running translation function."""
     nodes: list[ir.Node] = onnxscript.evaluator.default().nodes  # type: ignore[attr-defined]
     return nodes
 
@@ -272,7 +272,7 @@ ConversionError = _errors.ConversionError
 
 
 def failing_node(error: BaseException) -> str | None:
-    """Name of the FX node that torch.onnx could not translate, read out of its error."""
+    """Return the name of the FX node that torch.onnx could not translate, parsed from its error."""
     cause: BaseException | None = error
     while cause is not None:
         match = re.match(r"Error when translating node %?(\w+)", str(cause))
@@ -283,7 +283,7 @@ def failing_node(error: BaseException) -> str | None:
 
 
 def sync_output_names(program: torch.export.ExportedProgram) -> None:
-    """Make the signature name the nodes that the graph now returns."""
+    """Set the names in the signature's outputs to those of the nodes that the graph now returns."""
     signature = program.graph_signature
     specs = []
     for spec, node in zip(signature.output_specs, program.graph.output_node().args[0], strict=True):
@@ -295,19 +295,19 @@ def sync_output_names(program: torch.export.ExportedProgram) -> None:
 
 @functools.lru_cache(maxsize=16)
 def untranslated(targets: frozenset[Any], operators: int) -> Mapping[Any, Callable[..., Any]]:
-    """Torch's decompositions of what neither torch.onnx nor we translate.
+    """Return torch's decompositions of operators that neither torch.onnx nor torch2ort translates.
 
     Args:
-        targets: the operators of our translations.
-        operators: of :func:`number_of_operators`.
+        targets: the operators that torch2ort translates.
+        operators: the result of :func:`number_of_operators`, a part of the cache's key.
     """
     known: Any = {*targets, *(meta.fx_target for metas in _torchlib().functions.values() for meta in metas)}
     return _decomp.create_onnx_friendly_decomposition_table(known)
 
 
 def number_of_operators() -> int:
-    """How many operators there are: a library that is imported later brings some, and decompositions."""
-    # Operators in C++ come with a module or a library. Their names are a list of thousands.
+    """Return the number of operators and decompositions; a library that is imported later adds some."""
+    # C++ operators are added with a module or a library. The list of their names has thousands of entries.
     brought = len(sys.modules), len(torch.ops.loaded_libraries), len(torch.library._defs)
     return _names_of_operators(brought) + len(torch._decomp.decomposition_table)
 

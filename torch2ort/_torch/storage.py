@@ -19,18 +19,21 @@ with private_names("torch"):
 
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
-# The public one is a class that does this and more; the difference is a tenth of what a small Function costs.
+# The public one is a class that does more; the difference is a tenth of the time of a small Function's call.
 set_grad_enabled = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)
 
-# Of a capsule. The public one is Python code that asks what it is given first.
+# Converts a capsule. The public function is Python code that checks the type of its argument first.
 from_capsule = getattr(torch._C, "_from_dlpack", dlpack.from_dlpack)
 
 
 def memory_of(value: object) -> int | None:
-    """The memory of a tensor, one without data too, while the tensor lives; ``None`` of what is no tensor."""
+    """Return the id of a tensor's storage, valid while the tensor lives; ``None`` if it is no tensor.
+
+    A fake tensor has such an id, too.
+    """
     return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:
-    """How many tensors and handles share the storage; 0 if this torch cannot tell."""
+    """Return the number of tensors and handles that share the storage; 0 if this torch does not report it."""
     return 0 if _use_count is None else int(_use_count(storage._cdata))

@@ -38,16 +38,16 @@ with private_names("torch"):
     from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 READS_DATA = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-"""Raised in code that reads a value out of a tensor without data."""
+"""Errors raised where code reads a value out of a fake tensor."""
 
 
 @contextlib.contextmanager
 def symbolic(tensors: Sequence[torch.Tensor], *, any_size: bool) -> Iterator[Sequence[torch.Tensor]]:
-    """Tensors like others, without data, out of which no number can be read.
+    """Context that yields fake tensors like others, from which no number can be read.
 
     Args:
         tensors: the others.
-        any_size: whether each size but 0 and 1 is a symbol of its own; else all sizes are numbers.
+        any_size: True to make each size but 0 and 1 a symbol of its own; else all sizes are numbers.
     """
     environment = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=True)
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
@@ -63,7 +63,7 @@ def symbolic(tensors: Sequence[torch.Tensor], *, any_size: bool) -> Iterator[Seq
 
 
 def fixes_a_size(condition: bool | torch.SymBool) -> bool:
-    """Whether a condition on sizes leaves one number for a size, or one size for two."""
+    """Return True if a condition on sizes fixes a size to one number, or makes two sizes equal."""
     if isinstance(condition, bool):
         return not condition
     expression = condition.node.expr
@@ -71,7 +71,7 @@ def fixes_a_size(condition: bool | torch.SymBool) -> bool:
 
 
 def sizes_decide(refuse: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """Context in which ``refuse`` is called where Python code asks whether a condition on sizes holds."""
+    """Context in which ``refuse`` is called where Python code converts a condition on sizes to a bool."""
     decide = torch.SymBool.__bool__
     asking = threading.get_ident()
 

@@ -10,9 +10,9 @@
 | ShapeEnv._set_replacement, ShapeEnv.replacements | 2.12.1-2.15.0 |
 | SymInt.node.shape_env, ShapeEnv.bound_sympy | 2.12.1-2.15.0 |
 | torch.utils._sympy.printers.PythonPrinter | 2.11-2.15.0 |
-| torch.ops.aten._assert_scalar, which torch.export adds for what it took of a size | 2.11-2.15.0 |
+| torch.ops.aten._assert_scalar, which torch.export adds for its assumption about a size | 2.11-2.15.0 |
 | torch._C._select_conv_backend, _conv_determine_backend_memory_format | 2.13.0 |
-| ShapeEnv.backed_var_to_val, ShapeEnv.var_to_val where torch lacks that | 2.13.0 |
+| ShapeEnv.backed_var_to_val, or ShapeEnv.var_to_val where torch lacks it | 2.13.0 |
 | ShapeEnv.unbacked_symint_counter | 2.13.0 |
 | ShapeEnv.suppress_guards, ShapeEnv._get_sloc, torch._guards.SLoc | 2.13.0 |
 | ShapeEnv.ignore_fresh_unbacked_symbols | 2.11-2.15.0 |
@@ -42,7 +42,7 @@ from torch2ort.support.replaced import replaced
 from torch2ort.support.source_lines import line_in
 from torch2ort.support.versions import need, private_names
 
-# Operations of two sizes, as SymNode has them.
+# Operations of two sizes, by the names of SymNode's methods.
 _ARITHMETIC = (
     *("_add", "_sub", "_mul", "_sym_max", "_sym_min"),
     *("_eq", "_ne", "_ge", "_gt", "_le", "_lt", "_and_", "_or_"),
@@ -63,7 +63,7 @@ with private_names("torch"):
 
 
 def size_hint(size: int | torch.SymInt) -> int:
-    """The number that a symbolic size had in the sample; 2 where it has none."""
+    """Return the value of a symbolic size in the sample; 2 where it has none."""
     if isinstance(size, int):
         return size
     hint = size.node.hint
@@ -71,33 +71,33 @@ def size_hint(size: int | torch.SymInt) -> int:
 
 
 def has_hint(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
-    """Whether the sample says which number a size, or what is computed of sizes, was."""
+    """Return True if a size, or a value computed of sizes, has a value in the sample."""
     return isinstance(size, int) or size.node.hint is not None
 
 
 def expression(size: torch.SymInt) -> sympy.Expr:
-    """What torch knows of a symbolic size, over symbols of torch's own."""
+    """Return torch's expression of a symbolic size, over torch's own symbols."""
     return size.node.expr
 
 
 def numbers(environment: Any) -> Mapping[sympy.Symbol, sympy.Integer]:
-    """What each symbol of a trace was in the sample."""
+    """Return the value of each symbol of a trace in the sample."""
     known: Any = getattr(environment, "backed_var_to_val", None)
     return environment.var_to_val if known is None else known  # type: ignore[no-any-return]
 
 
 def raw_expression(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
-    """A size, or what is computed of sizes, as it was made, whatever torch took it for since."""
+    """Return the expression of a size, or of a value computed of sizes, before torch's replacements."""
     return sympy.Integer(size) if isinstance(size, int) else size.node._expr
 
 
 def environment(tensor: object) -> Any:
-    """Where torch keeps the symbols of the trace that ``tensor`` is of; ``None`` if it is of none."""
+    """Return the ShapeEnv of the trace to which ``tensor`` belongs; ``None`` if it belongs to none."""
     return tensor.fake_mode.shape_env if isinstance(tensor, FakeTensor) else None
 
 
 def unbound_values(environment: Any) -> contextlib.AbstractContextManager[Any]:
-    """Context in which values that are read out of fake tensors become no symbols of the trace."""
+    """Context in which torch ignores the new symbols of values that are read out of fake tensors."""
     if environment is None:
         return contextlib.nullcontext()
     manager: contextlib.AbstractContextManager[Any] = environment.ignore_fresh_unbacked_symbols()
@@ -106,13 +106,13 @@ def unbound_values(environment: Any) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def guards_taken_back(environment: Any) -> Iterator[list[Any]]:
-    """Take back what is assumed of sizes inside of the block.
+    """Remove the conditions on sizes that are assumed inside of the block.
 
     Args:
-        environment: of the trace; ``None`` for one without symbols.
+        environment: the ShapeEnv of the trace; ``None`` for one without symbols.
 
     Yields:
-        Empty; behind the block those assumptions.
+        A list that is empty inside of the block, and contains those conditions after it.
     """
     taken: list[Any] = []
     if environment is None:
@@ -130,38 +130,38 @@ def guards_taken_back(environment: Any) -> Iterator[list[Any]]:
 
 
 def symbols_of(sizes: Iterable[Any]) -> set[sympy.Symbol]:
-    """The symbols in some sizes."""
+    """Return the symbols in some sizes."""
     return {symbol for size in sizes for symbol in free_symbols(size)}
 
 
 def is_value(size: Any, known: Container[sympy.Symbol]) -> bool:
-    """Whether a number depends on a value inside a tensor, by a symbol that is not ``known``."""
+    """Return True if a number depends on a value inside of a tensor, by a symbol that is not ``known``."""
     symbolic = isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool))
     return symbolic and any(symbol not in known for symbol in free_unbacked_symbols(size))
 
 
 def decided_sizes(environment: Any) -> int:
-    """How many sizes that values decide were made in a trace by now."""
+    """Return the number of data-dependent sizes that a trace has created so far."""
     return int(environment.unbacked_symint_counter)
 
 
 def guards(environment: Any) -> list[sympy.Expr]:
-    """The conditions on sizes of inputs that a trace relies on by now, in their order."""
+    """Return the conditions on input sizes that a trace has assumed so far, in order."""
     return [guard.expr for guard in environment.guards]
 
 
 def guard_lines(environment: Any) -> list[str]:
-    """Of each of :func:`guards` the line of the model that it comes from; empty where that is not known."""
+    """Return the model's line that each of :func:`guards` comes from; empty where it is unknown."""
     return [guard.sloc.maybe_user_loc or "" for guard in environment.guards]
 
 
 def size_sources(environment: Any) -> dict[str, str]:
-    """Name of a symbol -> the source of its size, as ``L['tensors'][0].size()[1]``."""
+    """Map the name of each symbol to the source of its size, as ``L['tensors'][0].size()[1]``."""
     return {str(symbol): str(source) for source, symbol in reversed(environment.source_to_var.items())}
 
 
 def guards_with_lines() -> contextlib.AbstractContextManager[None]:
-    """Have each condition on sizes note the line of the model, and not that of torch's operator."""
+    """Let each condition on sizes record the model's line instead of the line of torch's operator."""
     find = ShapeEnv._get_sloc
 
     def found(self: ShapeEnv, framework_loc: str | None = None) -> SLoc:
@@ -173,10 +173,11 @@ def guards_with_lines() -> contextlib.AbstractContextManager[None]:
 
 
 def kernels_chosen_unconditionally() -> contextlib.AbstractContextManager[None]:
-    """Have this thread's traces note no condition on sizes for the kernel that eager gives a convolution to.
+    """Keep this thread's traces from adding conditions on sizes for the choice of a convolution's kernel.
 
-    A fake convolution asks for that kernel to lay its result out as the kernel does. With one thread a batch
-    of 16 and more has another kernel than a smaller one, and both compute the same.
+    A fake convolution queries which kernel eager PyTorch would choose, as the result has that kernel's memory
+    layout. With one thread, batches of 16 and more use another kernel than smaller ones; both compute the
+    same.
     """
     choices = ("_select_conv_backend", "_conv_determine_backend_memory_format")
     before = {name: getattr(torch._C, name) for name in choices}
@@ -191,11 +192,11 @@ def kernels_chosen_unconditionally() -> contextlib.AbstractContextManager[None]:
 
 
 def arithmetic_done_once() -> contextlib.AbstractContextManager[None]:
-    """Have traces compute each sum, product or comparison of two sizes that vary once.
+    """Let traces compute each sum, product or comparison of two symbolic sizes once.
 
-    Each fake tensor asks for its number of elements, its strides and whether it is contiguous, and sympy
-    computes them of the same few sizes each time: a third of a trace. Sums of one trace have a few hundred
-    different ones. A graph that records what is done with sizes records each.
+    Each fake tensor computes its number of elements, its strides and whether it is contiguous. sympy
+    computes them from the same few sizes each time, in a third of the time of a trace. A trace has a few
+    hundred different operations. A graph that records operations on sizes still records each.
     """
     before = {name: getattr(SymNode, name) for name in _ARITHMETIC}
     done: dict[Any, SymNode] = {}
@@ -204,8 +205,8 @@ def arithmetic_done_once() -> contextlib.AbstractContextManager[None]:
         def found(one: SymNode, other: SymNode) -> SymNode:
             if get_proxy_mode() is not None or one.fx_node or other.fx_node:
                 return compute(one, other)
-            # What torch replaces in an expression later it replaces in a result, too, whenever that is read.
-            # And a result holds its environment, so that no other one gets the same id.
+            # A later replacement of torch in an expression applies to a cached result, too, when it is read.
+            # A result holds its environment, so no other environment gets the same id.
             key = name, one._expr, other._expr, one.pytype, other.pytype, id(one.shape_env)
             result = done.get(key)
             if result is None:
@@ -218,24 +219,24 @@ def arithmetic_done_once() -> contextlib.AbstractContextManager[None]:
 
 
 def asserts(environment: Any) -> int:
-    """How many conditions on sizes that only a run tells it relies on by now."""
+    """Return the number of conditions on data-dependent sizes that a trace has assumed so far."""
     return int(environment.num_deferred_runtime_asserts)
 
 
 def assumed(environment: Any) -> list[sympy.Expr]:
-    """The conditions on sizes that only a run tells, over sizes as they were made."""
+    """Return the assumed conditions on data-dependent sizes, over the sizes' original expressions."""
     return [one.expr for found in environment.deferred_runtime_asserts.values() for one in found]
 
 
 def forget_assumed(environment: Any) -> None:
-    """Let go of the conditions that :func:`assumed` gives."""
+    """Drop the conditions that :func:`assumed` returns."""
     environment.deferred_runtime_asserts.clear()
 
 
 def take_for_one(environment: Any, names: Mapping[sympy.Symbol, sympy.Symbol]) -> None:
-    """Have a trace know that some symbols are names of others; by itself it does not see that in a sum."""
+    """Replace some symbols of a trace by others that are equal, which torch does not find within a sum."""
     known = environment.replacements
-    # What it found of the one by the other would lead back.
+    # Earlier replacements between the two would make a cycle.
     for symbol in [
         s for s, size in known.items() if s in names or not names.keys().isdisjoint(size.free_symbols)
     ]:
@@ -245,28 +246,28 @@ def take_for_one(environment: Any, names: Mapping[sympy.Symbol, sympy.Symbol]) -
 
 
 def forget_new_sizes(environment: Any) -> None:
-    """Let go of sizes that only a run tells, which an earlier trace made and no tensor of a later one has.
+    """Drop the data-dependent sizes that an earlier trace created and no tensor of a later trace has.
 
-    torch looks for each of them among the results of the next operator, and fails where it is not there.
+    torch looks for each of them among the results of the next operator, and fails where one is missing.
     """
     environment.pending_fresh_unbacked_symbols.clear()
 
 
 def bounds(size: torch.SymInt) -> tuple[int | None, int | None]:
-    """What a number of a trace is never below, and never above; ``None`` where it may be any."""
+    """Return the lower and the upper bound of a number of a trace; ``None`` for no bound."""
     found = size.node.shape_env.bound_sympy(size.node.expr)
     return tuple(int(end) if end.is_Integer else None for end in (found.lower, found.upper))  # type: ignore[return-value]
 
 
 def python_text(expression: sympy.Expr, symbols: Mapping[str, str]) -> str:
-    """A condition as Python writes it.
+    """Return a condition as Python code.
 
     Args:
         expression: over torch's symbols.
-        symbols: name of a symbol -> what to write for it.
+        symbols: name of a symbol -> its text.
 
     Raises:
-        KeyError: for a symbol there is no text.
+        KeyError: a symbol has no text.
     """
     return str(_Printer(symbols).doprint(expression))
 
@@ -281,7 +282,7 @@ class _Printer(PythonPrinter):
 
 
 def named_symbols(environment: Any) -> dict[sympy.Symbol, str]:
-    """Symbols of one trace that stand for a named dimension -> the name, or the expression of names."""
+    """Map each symbol of a trace that is a named dimension to the name, or to the expression of names."""
     names = environment.source_name_to_debug_name
     return {
         variable: names[source]
@@ -291,13 +292,13 @@ def named_symbols(environment: Any) -> dict[sympy.Symbol, str]:
 
 
 def name_symbol(environment: Any, symbol: sympy.Symbol, name: str) -> None:
-    """Have :func:`named_symbols` give ``name`` for a symbol that torch chose itself."""
+    """Let :func:`named_symbols` return ``name`` for a symbol that torch chose itself."""
     for source, variable in environment.source_to_var.items():
         if variable == symbol:
             environment.source_name_to_debug_name[source] = name
 
 
 def size_of(symbol: sympy.Symbol, environment: Any) -> int | torch.SymInt:
-    """The size that ``symbol`` stands for in a trace."""
+    """Return the size with the expression ``symbol`` in a trace."""
     size: int | torch.SymInt = environment.create_symintnode(symbol, hint=None)
     return size

@@ -1,8 +1,8 @@
-"""Checkpointed code: what backward computes again, and what it must not.
+"""Checkpointed code: the nodes that backward recomputes, and those that it must not recompute.
 
-Eager PyTorch runs the whole of it again, with the random numbers of the first time. A graph here draws
-random numbers and calls Functions in forward alone, so that what they gave is kept for backward. Where
-eager's second run leaves or gives something else than its first, the code is refused by name.
+Eager PyTorch reruns the whole code in backward, with the random numbers of the first run. A graph here draws
+random numbers and calls Functions in forward alone, and saves their results for backward. Where eager's
+second run has other results or effects than its first, an error names the code.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _COPY = torch.ops.aten.copy.default
 
 
 def draws_anew(graph_module: torch.fx.GraphModule) -> bool:
-    """Whether a graph of dynamo's has checkpointed code whose second run draws other random numbers.
+    """Return True if a graph of dynamo has checkpointed code whose second run draws other random numbers.
 
     Raises:
-        UnsupportedOperatorError: some of it has no gradient in eager PyTorch, and one in the graph.
+        UnsupportedOperatorError: some of that code has no gradient in eager PyTorch, but one in the graph.
     """
     calls = [
         node
@@ -46,18 +46,17 @@ def _refuse_without_gradient(node: torch.fx.Node) -> None:
     if required and all(isinstance(value, torch.nn.Parameter) for value in required):
         raise UnsupportedOperatorError(
             f"the checkpointed code at {source_line(node)} has no gradient in eager PyTorch, as "
-            f"use_reentrant=True looks at the arguments alone, and none of them requires one. Call "
+            f"use_reentrant=True checks the arguments alone, and none of them requires one. Call "
             f"torch.utils.checkpoint.checkpoint with use_reentrant=False"
         )
 
 
 def run_once(joint: torch.fx.GraphModule, outputs: int, *, anew: bool) -> None:
-    """Have backward read what random numbers and Functions gave in checkpointed code.
+    """Let backward read the results that random operators and Functions had in forward's checkpointed code.
 
-    Args:
-        joint: AOTAutograd's joint graph; what nodes tell the partitioner is changed.
-        outputs: how many of its results are forward's.
-        anew: what :func:`draws_anew` said of its code.
+    ``joint`` is AOTAutograd's joint graph, whose nodes' metadata for the partitioner is changed, ``outputs``
+    the number of its results that are forward's, and the keyword argument the result of :func:`draws_anew`
+    for the graph's code.
 
     Raises:
         UnsupportedOperatorError: eager's second run differs from its first one.
@@ -72,7 +71,7 @@ def run_once(joint: torch.fx.GraphModule, outputs: int, *, anew: bool) -> None:
         if anew and private.runs_again(node) and is_random(node):
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} draws random numbers in checkpointed code, and eager "
-                f"PyTorch other ones in backward, as preserve_rng_state is False. Leave that argument out"
+                f"PyTorch draws other ones in backward, as preserve_rng_state is False. Omit that argument"
             )
         private.run_in_forward(node)
         for user in node.users:
@@ -81,12 +80,12 @@ def run_once(joint: torch.fx.GraphModule, outputs: int, *, anew: bool) -> None:
 
 
 def is_seeded(node: torch.fx.Node) -> bool:
-    """Whether torch takes a node for one that draws random numbers, whatever its arguments say."""
+    """Return True if torch tags a node's operator as random, whatever the node's arguments are."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _refuse_write(written: torch.fx.Node, result: torch.fx.Node) -> None:
-    """Refuse checkpointed code that reads what forward writes to."""
+    """Raise an error for checkpointed code that reads a tensor that forward writes to."""
     between = _descendants(written) & _ancestors(result)
     for node in written.graph.nodes:
         if private.runs_again(node) and (node in between or written in node.all_input_nodes):
@@ -98,7 +97,7 @@ def _refuse_write(written: torch.fx.Node, result: torch.fx.Node) -> None:
 
 
 def _descendants(start: torch.fx.Node) -> set[torch.fx.Node]:
-    """What is computed from a node; all that a copy gives is computed from its source."""
+    """Return the nodes computed from a node; the result of a copy depends on its source alone."""
     found = {start}
     for node in start.graph.nodes:
         read: Iterable[torch.fx.Node] = node.all_input_nodes

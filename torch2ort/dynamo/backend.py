@@ -1,4 +1,4 @@
-"""What dynamo calls with each graph that it captured."""
+"""The backend that dynamo calls with each graph that it captured."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compile_graph(
     options: Mapping[str, Any] | None,
     mode: str | None,
 ) -> Callable[..., Any]:
-    """A graph of dynamo's on ONNX Runtime; see :func:`torch2ort.compile.backend`."""
+    """Compile a graph of dynamo for ONNX Runtime; see :func:`torch2ort.compile.backend`."""
     settings = settings_of(options, mode)
     refuse_numpys_draws(graph_module.graph)
     asked = on_its_devices(graph_module.graph, inputs, settings.options)
@@ -71,33 +71,34 @@ def compile_graph(
 
 
 def _phase(inputs: Sequence[Any]) -> str:
-    """What AOTAutograd does with a graph: it differentiates where a gradient may be asked for."""
+    """Return the phase of AOTAutograd's work: it differentiates where an input requires a gradient."""
     tensors = (value for value in inputs if isinstance(value, torch.Tensor))
     return DIFFERENTIATE if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else TRACE
 
 
 class _Step:
-    """The compilers of one graph of dynamo's.
+    """The compilers of one graph of dynamo.
+
+    The last argument is True if checkpointed code in the graph draws other random numbers in backward.
 
     Args:
-        options: what was asked for, with the providers of the graph's devices.
-        report: gets what is compiled.
-        anew: whether checkpointed code in it is to draw other random numbers in backward.
+        options: the user's, with the providers of the graph's devices.
+        report: receives the compiled halves.
 
     Attributes:
-        sites: calls that its graphs have, kept alive.
-        gradients: name of the argument that is the gradient of an output -> number of the output.
+        sites: the calls in its graphs, kept alive.
+        gradients: name of the argument that is the gradient of an output -> position of the output.
     """
 
     def __init__(self, options: Options, report: Report, anew: bool) -> None:
         self._report, self._anew = report, anew
         self.sites: list[Site] = []
         self.gradients: dict[str, int] = {}
-        # Backward finds the contexts of the very calls of forward.
+        # Shared by both halves: backward finds the contexts of forward's calls.
         self._bindings = Bindings(options.providers)
         self._options = options
         self._target = half_of(live_target(options))
-        # How many of forward's results the user sees.
+        # The number of forward's results that are returned to the user.
         self._returned = 0
 
     def partition(
@@ -109,12 +110,12 @@ class _Step:
         return partition(joint, inputs, anew=self._anew, num_fwd_outputs=num_fwd_outputs, **others)
 
     def inference(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
-        """Compile what nobody asks for gradients of."""
+        """Compile a graph without a backward."""
         tell_eagers_types(graph_module.graph)
         return self._compiled("inference", graph_module, len(graph_module.graph.output_node().args[0]))  # type: ignore[arg-type]
 
     def forward(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
-        """Compile a forward, whose last results are what backward reads."""
+        """Compile a forward, whose last results are the values that backward reads."""
         private.lend_no_buffers()
         return self._compiled("forward", graph_module, self._returned)
 

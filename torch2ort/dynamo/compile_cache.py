@@ -1,7 +1,7 @@
-"""Graphs of torch.compile in the export cache: the FX graph is the key, and what is kept is its ONNX.
+"""Graphs of torch.compile in the export cache: the FX graph is the key, its ONNX translation is the value.
 
-dynamo and AOTAutograd trace in each process, and with them what Functions do. So a graph out of the cache
-calls the sites of this process, which are as those were that it was made with.
+dynamo and AOTAutograd trace in each process, Functions included. So a cached graph calls the sites of this
+process, which equal those with which the graph was translated.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Obtained:
     """A graph as ONNX.
 
     Attributes:
-        lowered: the ONNX, and what its nodes call.
-        cached: whether it came out of the export cache.
-        bypass_reason: why the cache does not keep it; ``None`` if it does, or there is none.
+        lowered: the ONNX, and the sites that its nodes call.
+        cached: True if it was read from the export cache.
+        bypass_reason: the reason why the cache does not store it; ``None`` if it does, or there is no cache.
     """
 
     lowered: Lowered
@@ -53,13 +53,13 @@ class Obtained:
 def kept_or_lowered(
     graph: torch.fx.Graph, opset: int, options: Options, lower: Callable[[], Lowered]
 ) -> Obtained:
-    """A graph as ONNX, out of the export cache, or lowered and put there.
+    """Return a graph as ONNX, read from the export cache, or lowered and stored there.
 
     Args:
-        graph: of tensors.
-        opset: of the ONNX.
-        options: where the cache is.
-        lower: makes the ONNX.
+        graph: a graph of tensors.
+        opset: the ONNX opset.
+        options: contain the cache's folder.
+        lower: translates the graph to ONNX.
     """
     made: list[Lowered] = []
     try:
@@ -76,7 +76,7 @@ def kept_or_lowered(
             known = conditions(graph)
             made.append(lower())
             if conditions(graph) != known:
-                raise Unkeyable("its translation holds for some only of the sizes that vary")
+                raise Unkeyable("its translation is valid for only some of the sizes that vary")
             return _packed(made[0], written.sites)
 
         kept = shelf.obtain("graph of torch.compile", {}, make)
@@ -84,7 +84,7 @@ def kept_or_lowered(
     except (RefusedError, Unkeyable) as error:
         reason = str(error)
     except ModelLoadError as error:
-        reason = f"what the cache has does not fit this process: {error}"
+        reason = f"the cached graph does not match this process: {error}"
     logger.info("the graph of torch.compile is not cached: %s", reason)
     return Obtained(made[0] if made else lower(), bypass_reason=reason)
 
@@ -97,7 +97,7 @@ def _key(graph: torch.fx.Graph, written: WrittenGraph, opset: int, options: Opti
         **{name: str(value) for name, value in surroundings().items()},
         **identity(options),
         "in kernels": json.dumps(sorted(in_kernels(options))),
-        # Who registered nothing and keeps no Function has no code in the graph.
+        # Without registrations and kept Functions, the graph calls no code of the user.
         **(code_components(functions) if functions or user_operators() else {}),
         "opset": str(opset),
         "sizes": json.dumps(private.known_of_sizes(graph)),
@@ -112,12 +112,12 @@ def _packed(lowered: Lowered, sites: Sequence[Site]) -> Kept:
         "derivatives": _numbers(lowered.derivatives, sites),
     }
     if len(data["derivatives"]) < len(lowered.derivatives):
-        raise Unkeyable("it has the derivative of a call that is not in it")
+        raise Unkeyable("it has the derivative of a call that it does not contain")
     return Kept(data, {_FILE: lowered.proto.SerializeToString()})
 
 
 def _numbers(nodes: Mapping[str, Site], sites: Sequence[Site]) -> dict[str, int]:
-    """Which of a graph's calls a node is; the others are kernels that its translation chose."""
+    """Map each node that calls one of a graph's sites to the site's number, without internal kernels."""
     return {name: sites.index(site) for name, site in nodes.items() if site in sites}
 
 

@@ -24,23 +24,23 @@ from torch2ort.sizes import expressions
 from torch2ort.support.startup_timing import FIRST_RUN, Startup
 from torch2ort.training.undefined_grads import LEFT_OUT, refuse_nan
 
-# A number of a call: of the values of the symbols.
+# A function from the values of the symbols to a number of a call.
 _Number = Callable[[dict[str, int]], int]
 
 
 class CompiledGraph:
-    """Runs a graph of AOTAutograd's in a session.
+    """A graph of AOTAutograd that runs in a session.
 
     Args:
         kind: ``"inference"``, ``"forward"`` or ``"backward"``.
         lowered: the graph as ONNX.
-        interface: what is around it.
-        bindings: what its nodes call; a backward's are those of its forward.
+        interface: maps the graph's arguments and results to the session's.
+        bindings: the sites that its nodes call; a backward shares those of its forward.
         options: threads and debugging.
-        startup: what the first run belongs to.
-        gradients: of a backward: number of an output of forward -> position of its gradient's argument.
-        without: makes the one for a backward of which some of these arguments are not there.
-        left_out: of a backward: which results Functions leave out.
+        startup: the start to which the first run belongs.
+        gradients: of a backward: position of an output of forward -> position of its gradient's argument.
+        without: builds the graph for a backward in which the gradients at the given positions are undefined.
+        left_out: of a backward: determines the results that are ``None`` because Functions returned ``None``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CompiledGraph:
         left_out: LeftOut | None = None,
     ) -> None:
         self._kind = kind
-        # Until that is over.
+        # None once the start is over.
         self._startup: Startup | None = startup
         self._has_run = False
         self._gradients = gradients or {}
@@ -76,13 +76,13 @@ class CompiledGraph:
             )
         self._interface, self._bindings, self._left_out = interface, bindings, left_out
         self._outputs = [_Result(output) for output in interface.outputs]
-        # Two gradients must not share memory: each may be written to.
+        # Two gradients must not share memory, as the caller may write to each.
         self._shares = kind != "backward"
-        # Whether the results are what the session gives, in its order.
+        # True if the results are the session's outputs, in the same order.
         self._is_fetched = interface.outputs == tuple(Output(fetched=i) for i in range(len(lowered.outputs)))
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
-        """The results for AOTAutograd's arguments.
+        """Compute the results for AOTAutograd's arguments.
 
         Args:
             arguments: tensors and numbers; emptied.
@@ -94,10 +94,10 @@ class CompiledGraph:
         return self._run_all(arguments) if self._startup is None else self._starting(arguments)
 
     def _starting(self, arguments: list[Any]) -> list[Any]:
-        """The first call, which is a part of the start, or the call that shows that the start is over."""
+        """Run the first call, which is a part of the start, or the call after which the start is over."""
         startup = self._startup
         assert startup is not None
-        # Backward's first run belongs to it. Without one, the next forward ends it.
+        # Backward's first run belongs to the start. Without a backward, the next forward ends the start.
         if self._has_run or self._kind != "forward":
             self._startup = None
         with contextlib.nullcontext() if self._has_run else startup.recording(FIRST_RUN):
@@ -136,7 +136,7 @@ class CompiledGraph:
     def _run(
         self, tensors: Sequence[torch.Tensor], run: native.Run
     ) -> tuple[list[torch.Tensor], frozenset[Edge]]:
-        """What the session gives, and the arguments for which backwards returned ``None``."""
+        """Return the session's outputs, and the arguments for which Functions' backward returned ``None``."""
         if self._session is None:
             return [], frozenset()
         if self._interface.token is None:
@@ -186,7 +186,7 @@ class CompiledGraph:
 
 
 def _passing(interface: Interface, outputs: int) -> Passing:
-    """What a session of a graph is fed with: tensors, sizes that are carried, and constants."""
+    """Return the feeds of a graph's session: tensors, the carrier of sizes, and constants."""
     count = len(interface.tensors) + bool(interface.carried)
     sources: list[int | torch.Tensor] = [*range(count), *interface.constants]
     if interface.order:
@@ -195,7 +195,7 @@ def _passing(interface: Interface, outputs: int) -> Passing:
 
 
 class _Result:
-    """One result of a graph, its numbers ready to be computed."""
+    """One result of a graph, with the functions that compute its numbers."""
 
     def __init__(self, output: Output) -> None:
         self.output = output
@@ -205,7 +205,7 @@ class _Result:
 
 
 def _number(text: str) -> _Number:
-    """A function of the symbols' values."""
+    """Compile an expression to a function of the symbols' values."""
     expression = expressions.parse(text)
     if expression.is_Integer:
         fixed = int(expression)
@@ -214,7 +214,7 @@ def _number(text: str) -> _Number:
 
 
 def _restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The same numbers in memory as eager PyTorch lays them out."""
+    """Copy a tensor to the memory layout that it has in eager PyTorch."""
     own = tensor
     for axis, stride in enumerate(strides):
         if stride == 0 and tensor.shape[axis] > 1:

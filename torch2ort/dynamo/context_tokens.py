@@ -1,4 +1,4 @@
-"""What a forward's Functions leave for their backward, where AOTAutograd hands on tensors alone."""
+"""Tensors that identify the contexts of forward's Functions: AOTAutograd passes tensors alone to backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _serial = itertools.count()
 
 
 class _Memory(bytearray):
-    """The memory of a token, which lives as long as a tensor of it does.
+    """The memory of a token, which lives as long as a tensor over it does.
 
     Attributes:
         run: the contexts of the Functions.
@@ -27,7 +27,7 @@ _memories: weakref.WeakValueDictionary[int, _Memory] = weakref.WeakValueDictiona
 
 
 def token_of(run: native.Run) -> torch.Tensor:
-    """A tensor, int64[1], that finds ``run`` as long as it, or another one of its memory, lives."""
+    """Return a tensor, int64[1], that finds ``run`` as long as it, or another tensor of its memory, lives."""
     serial = next(_serial)
     memory = _Memory(serial.to_bytes(8, "little"))
     memory.run = run
@@ -36,15 +36,15 @@ def token_of(run: native.Run) -> torch.Tensor:
 
 
 def run_of(token: torch.Tensor) -> native.Run:
-    """What :func:`token_of` was given.
+    """Return the run that was passed to :func:`token_of`.
 
     Raises:
-        EngineError: no such token lives: what backward was given is a copy of it.
+        EngineError: no such token lives, as backward was passed a copy of it.
     """
     memory = _memories.get(int(token))
     if memory is None:
         raise EngineError(
-            "the contexts of the Functions that forward called are gone, as hooks copied what forward saved "
+            "the contexts of the Functions that forward called are gone, as hooks copied the saved tensors "
             "(torch.autograd.graph.saved_tensors_hooks, save_on_cpu). Call the compiled code without hooks"
         )
     return memory.run

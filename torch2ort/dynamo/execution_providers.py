@@ -1,4 +1,4 @@
-"""The execution providers of a graph of dynamo's: those of the devices that its tensors are on."""
+"""The execution providers of a graph of dynamo: those of its tensors' devices."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch2ort.providers import CPU, Provider, name_of
 from torch2ort.training.ort_targets import PROVIDERS
 
 _CUDA = "CUDAExecutionProvider"
-_OUT = "Move the model and its inputs with .cpu(), or keep that part out with torch.compiler.disable"
+_OUT = "Move the model and its inputs with .cpu(), or exclude that part with torch.compiler.disable"
 
 
 def on_its_devices(graph: torch.fx.Graph, inputs: Sequence[Any], options: Options) -> Options:
-    """The options of a graph, with the providers that it runs on.
+    """Return the options of a graph, with the providers on which it runs.
 
     Args:
-        graph: of dynamo's.
-        inputs: its arguments, parameters among them.
-        options: with the providers of who asked for some.
+        graph: dynamo's graph.
+        inputs: its arguments, including parameters.
+        options: the user's, with providers if the user chose some.
 
     Raises:
-        UnsupportedOperatorError: its tensors are on several devices, or on one that no session runs on.
+        UnsupportedOperatorError: its tensors are on several devices, or on one on which no session runs.
     """
     results: list[Any] = []
     torch.fx.map_arg(graph.output_node().args[0], lambda node: results.append(node.meta.get("example_value")))
@@ -44,16 +44,16 @@ def on_its_devices(graph: torch.fx.Graph, inputs: Sequence[Any], options: Option
 def providers_of(
     inputs: Sequence[Any], outputs: Sequence[Any], default: Sequence[Provider] | None
 ) -> Sequence[Provider] | None:
-    """The providers that run what has these inputs, or, where no tensor is among them, these outputs.
+    """Return the providers of the device of a graph's inputs, or of its outputs where no input is a tensor.
 
     Args:
-        inputs: of a graph; what is no tensor does not count.
-        outputs: of the graph.
-        default: for the CPU, and where there is no tensor at all.
+        inputs: the graph's; values that are no tensors are ignored.
+        outputs: the graph's.
+        default: the providers for the CPU, and for a graph without tensors.
 
     Raises:
         UnsupportedOperatorError: the tensors are on several devices, or on one without a provider. Beside
-            others, a number on the CPU (a tensor without dimensions) does not count, as in PyTorch.
+            other tensors, one on the CPU without dimensions is ignored, as in PyTorch.
     """
     tensors = _tensors(inputs) or _tensors(outputs)
     devices = dict.fromkeys(t.device for t in tensors if t.dim() > 0 or t.device.type != "cpu")

@@ -1,4 +1,4 @@
-"""An FX graph as text, the same in each process, and the calls of Functions in it."""
+"""FX graphs as text, the same in each process, and the calls of Functions in them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from torch2ort.program.internal_ops import must_compute
 from torch2ort.pythonop import Site, dump_site, site_by_key
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 
-# Position of the argument that is the key of a site, which this process alone knows.
+# Position of the argument that is the key of a site, which is valid in this process alone.
 _KEYS: dict[Any, int] = {torch.ops.torch2ort.python_op.default: 1, PYTHON_OP_GRAD: 2}
 _OWN = frozenset({*_KEYS, must_compute})
 
 
 class WrittenGraph:
-    """All of a graph that its translation reads.
+    """The text of all that a graph's translation reads.
 
     Args:
-        graph: of tensors.
+        graph: a graph of tensors.
 
     Attributes:
-        sites: the calls of Functions and of operators that stay whole, in the order of the graph.
+        sites: the calls of Functions and of operators that are not decomposed, in the graph's order.
         text: JSON.
 
     Raises:
-        Unkeyable: something in it has no such form.
+        Unkeyable: a part of the graph has no text.
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
@@ -66,7 +66,7 @@ def _target(node: torch.fx.Node) -> str:
         return str(getattr(target, "__name__", target))
     if target in (torch.sym_max, torch.sym_min):
         return str(target.__name__)
-    raise Unkeyable(f"it calls {target}, which this process alone knows")
+    raise Unkeyable(f"it calls {target}, which exists in this process alone")
 
 
 def _argument(value: Any, names: Mapping[torch.fx.Node, str]) -> Any:

@@ -1,4 +1,4 @@
-"""What a compiled graph runs where, for the report."""
+"""The report's description of a compiled graph: its operators, kernels and Functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch2ort.pythonop import Site
 
 
 def described_graph(graph_module: torch.fx.GraphModule) -> CompiledGraph:
-    """A graph of dynamo's, which tells by itself why it ends."""
+    """Describe a graph of dynamo: the line where it ends, and the reason."""
     reason = getattr(graph_module, "compile_subgraph_reason", None)
     if reason is None:
         return CompiledGraph("", None)
@@ -24,7 +24,7 @@ def described_graph(graph_module: torch.fx.GraphModule) -> CompiledGraph:
 
 
 def described_half(kind: str, obtained: Obtained) -> CompiledHalf:
-    """A half of it."""
+    """Describe a half of a graph: its operators, kernels and Functions."""
     lowered = obtained.lowered
     sites = {**lowered.calls, **lowered.derivatives}
     operators = (node.op_type for node in lowered.proto.graph.node if node.name not in sites)

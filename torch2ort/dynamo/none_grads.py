@@ -1,7 +1,7 @@
-"""Gradients that a run leaves out, as Functions returned ``None`` for them.
+"""Results of backward that are ``None``, as Functions returned ``None`` for the gradients they depend on.
 
-Eager PyTorch passes ``None`` on to what is before such a Function. A backward graph has zeros there. So it is
-found out from the graph which of its results come of nothing else.
+Eager PyTorch propagates such a ``None`` to the operators before the Function. A backward graph has zeros
+instead, so the results that depend on nothing else are determined from the graph.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Edge = tuple[str, int]  # the key of a site and the position of an argument of i
 
 
 class _Step(NamedTuple):
-    """A node of a backward that gradients go through.
+    """A node of a backward through which gradients propagate.
 
     Attributes:
         call: key of the site whose backward it is; empty for an operator.
-        gradients: steps whose gradients it gets; ``None`` for one that there never is.
-        left_out: what leaves its result out, where it is one of a Function's.
+        gradients: steps whose gradients are its inputs; ``None`` for a gradient that never exists.
+        left_out: the argument of a Function whose gradient it is; ``None`` if it is no such gradient.
     """
 
     call: str
@@ -33,11 +33,11 @@ class _Step(NamedTuple):
 
 
 class LeftOut:
-    """The ways of gradients through a backward.
+    """The paths of gradients through a backward.
 
     Args:
-        graph: the backward, with the derivatives of Functions as they are traced.
-        is_tangent: whether a node is the gradient of an output.
+        graph: the backward, with the derivatives of Functions as traced.
+        is_tangent: returns True if a node is the gradient of an output.
     """
 
     def __init__(self, graph: torch.fx.Graph, is_tangent: Callable[[torch.fx.Node], bool]) -> None:
@@ -52,7 +52,7 @@ class LeftOut:
         self._results = {i: numbers[n] for i, n in enumerate(results) if n in numbers}  # type: ignore[arg-type]
 
     def results(self, undefined: Collection[Edge]) -> frozenset[int]:
-        """Positions of the backward's results that come of no gradient.
+        """Return the positions of the backward's results that depend on no defined gradient.
 
         Args:
             undefined: arguments for which a Function's backward returned ``None``.
@@ -61,14 +61,14 @@ class LeftOut:
         return frozenset(i for i, number in self._results.items() if not defined[number])
 
     def arrivals(self, call: str, undefined: Collection[Edge]) -> tuple[bool, ...] | None:
-        """Which gradients autograd gives to a Function.
+        """Return for each gradient of a Function's outputs whether autograd passes a defined one.
 
         Args:
             call: key of its site.
             undefined: as for :meth:`results`.
 
         Returns:
-            One truth value per tensor that forward returned; ``None`` if there is nothing to say.
+            One bool per tensor that forward returned; ``None`` if the graph does not contain the call.
         """
         step = next((step for step in self._steps if step.call == call), None)
         if step is None:
@@ -80,14 +80,14 @@ class LeftOut:
         defined: list[bool] = []
         for step in self._steps:
             arrived = any(number is not None and defined[number] for number in step.gradients)
-            # A Function's backward is called all the same, as that of autograd's is.
+            # A Function's backward is called also without a defined gradient, as in autograd.
             is_source = bool(step.call) or not step.gradients
             defined.append((arrived or is_source) and step.left_out not in undefined)
         return defined
 
 
 def _step(node: torch.fx.Node, numbers: dict[torch.fx.Node, int]) -> _Step | None:
-    """The step that a node is, unless no gradient arrives there."""
+    """Return the step of a node; ``None`` if no gradient reaches it."""
     if node.target is PYTHON_OP_GRAD:
         given: Any = node.args[1]
         return _Step(str(node.args[2]), tuple(numbers.get(gradient) for gradient in given), None)
@@ -98,7 +98,7 @@ def _step(node: torch.fx.Node, numbers: dict[torch.fx.Node, int]) -> _Step | Non
 
 
 def _left_out(node: torch.fx.Node) -> Edge | None:
-    """The argument of a Function whose gradient a node takes out of all that its backward gives."""
+    """Return the argument of a Function whose gradient a node selects from the results of its backward."""
     if node.target is not operator.getitem:
         return None
     call, i = node.args

@@ -1,7 +1,7 @@
-"""autograd.Functions that stay opaque in graphs of dynamo's: ``options={"keep_functions": True}``.
+"""autograd.Functions that stay opaque in graphs of dynamo: ``options={"keep_functions": True}``.
 
-dynamo traces into a Function before any backend is asked. So its own handling of ``apply`` asks, for each
-call, whether the backend that the graph is for keeps Functions.
+dynamo traces into a Function before it calls a backend. So its handling of ``apply`` is replaced by one that
+checks, for each call, the option of the graph's backend.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPTION = "keep_functions"
 
 
 class _Tracing(threading.local):
-    """The calls of the graph that AOTAutograd traces in this thread."""
+    """The sites of the graph that AOTAutograd traces in this thread."""
 
     sites: list[Site] | None = None
 
@@ -37,7 +37,7 @@ _tracing = _Tracing()
 
 
 def keep_functions_of(backend: Callable[..., Any]) -> None:
-    """Have dynamo keep the Functions of graphs that are for ``backend``, where its options say so."""
+    """Let dynamo keep the Functions in graphs for ``backend`` opaque, where its options enable this."""
 
     def stand_in(
         function: Any,
@@ -63,7 +63,7 @@ def keep_functions_of(backend: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def calls_in(sites: list[Site]) -> Iterator[None]:
-    """Collect in ``sites`` the calls of Functions that are traced inside."""
+    """Context that collects in ``sites`` the calls of Functions that are traced in it."""
     before, _tracing.sites = _tracing.sites, sites
     try:
         yield
@@ -76,21 +76,22 @@ def _call_of(
     inputs: Mapping[int, torch.Tensor],
     handlers: tuple[Handler, ...],
 ) -> Callable[..., Any]:
-    """What stands in a graph of dynamo's for ``function.apply``.
+    """Return the callable that replaces ``function.apply`` in a graph of dynamo.
 
     Args:
         function: the Function.
         inputs: arguments that are inputs of the graph, by position.
-        handlers: what catches exceptions of the call.
+        handlers: the ``except`` clauses around the call.
     """
     references = {i: weakref.ref(tensor) for i, tensor in inputs.items()}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         alive = {i: tensor for i, reference in references.items() if (tensor := reference()) is not None}
         sample = Sample(alive)
-        # Nobody knows what else the call gets. Where it must run on real tensors, it gets made-up ones.
+        # The values of the other arguments are unknown. Where the call must run on real tensors, it gets
+        # sample tensors.
         sample.calls[function], sample.sizes_needed = [], True
-        # dynamo itself asks for the outputs alone, and gives no error by its name.
+        # dynamo's own trace needs the outputs alone, and does not pass on an error by its type.
         originals = Originals.of_call(alive, is_trained=_tracing.sites is not None)
         with Capture(
             training=torch.is_grad_enabled(),

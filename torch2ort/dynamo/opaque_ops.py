@@ -1,4 +1,4 @@
-"""Calls that AOTAutograd is not to look into: each is one operator with one derivative, PyTorch's own."""
+"""Operators that AOTAutograd must not decompose: each call is one node with PyTorch's own derivative."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.interception import internal_site
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 
-# dynamo calls them by the names of functions and methods, which are those of the operators but for some.
+# dynamo calls operators by the names of functions and methods; these differ from the operator's name.
 _ALIASES = {"matrix_power": "linalg_matrix_power"}
 _NAMES = frozenset({o._schema.name.removeprefix("aten::") for o in STAY_WHOLE} | _ALIASES.keys())
 
 
 def keep_operators_whole(graph_module: torch.fx.GraphModule, sites: list[Site]) -> None:
-    """Have a graph of dynamo's call whole what AOTAutograd would take apart unlike eager PyTorch.
+    """Make the operators opaque that AOTAutograd would decompose differently from eager PyTorch.
 
     Args:
-        graph_module: the graph; it, and those that its operators take, are changed in place.
-        sites: the calls, as they are traced; they live as long as somebody holds them.
+        graph_module: the graph; it and the graphs that its operators take are changed in place.
+        sites: receives the calls as they are traced; a site lives only as long as it is referenced.
     """
     for module in graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
@@ -38,7 +38,7 @@ def keep_operators_whole(graph_module: torch.fx.GraphModule, sites: list[Site]) 
                 continue
             with module.graph.inserting_before(node):
                 call = functools.partial(_whole, name, _original(node), sites)
-                # fx writes code that calls the function by its name.
+                # fx generates code that calls the function by its name.
                 call.__name__ = call.__qualname__ = name  # type: ignore[attr-defined]
                 call.__module__ = __name__
                 made = module.graph.call_function(call, node.args, node.kwargs)
@@ -49,7 +49,7 @@ def keep_operators_whole(graph_module: torch.fx.GraphModule, sites: list[Site]) 
 
 
 def _operator(node: torch.fx.Node) -> str | None:
-    """The name of the operator that a node calls, if one of that name stays whole."""
+    """Return the name of the operator that a node calls, if an operator of that name is kept whole."""
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     if node.op not in ("call_method", "call_function") or getattr(builtins, str(name), None) is node.target:
         return None
@@ -65,7 +65,7 @@ def _original(node: torch.fx.Node) -> Callable[..., Any]:
 
 
 def _whole(name: str, original: Callable[..., Any], sites: list[Site], *args: Any, **kwargs: Any) -> Any:
-    """Call an operator by its kernel, or as ever where it is another of the same name."""
+    """Call an operator through its kernel, or the original function where the overload is not kept whole."""
     operator = private.overload_of(_ALIASES.get(name, name), args, kwargs)
     if operator not in STAY_WHOLE:
         return original(*args, **kwargs)
@@ -95,7 +95,7 @@ def _is_tracked(tensor: torch.Tensor) -> bool:
 
 
 def _written(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """An argument as the text of a call holds it; ``tensors`` gets those in it."""
+    """Encode an argument for the text of a call; its tensors are appended to ``tensors``."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
@@ -107,15 +107,15 @@ def _written(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def give_unread(graph_module: torch.fx.GraphModule) -> int:
-    """Have a graph of dynamo's return what it computes and nobody reads, as AOTAutograd would leave it out.
+    """Let a graph of dynamo return its unused values, which AOTAutograd would drop.
 
-    Eager PyTorch computes it, which draws random numbers, or raises an error for some values.
+    Eager PyTorch computes them, which draws random numbers, or raises an error for some values.
 
     Args:
         graph_module: the graph; changed in place.
 
     Returns:
-        The number of results that there are more, behind the others.
+        The number of results that are appended.
     """
     graph = graph_module.graph
     result = graph.output_node()
@@ -129,7 +129,7 @@ def give_unread(graph_module: torch.fx.GraphModule) -> int:
         ):
             continue
         if str(getattr(node.target, "__name__", node.target)).endswith("_"):
-            continue  # a write is never left out
+            continue  # AOTAutograd never drops a write
         with graph.inserting_before(result):
             own = graph.call_method("clone", (graph.call_method("detach", (node,)),))
         own.meta = {"example_value": value}

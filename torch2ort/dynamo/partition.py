@@ -1,4 +1,4 @@
-"""AOTAutograd's joint graph apart."""
+"""The partition of AOTAutograd's joint graph into forward and backward."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ from torch2ort.support.provenance import source_line
 def partition(
     joint: torch.fx.GraphModule, inputs: Any, *, anew: bool, num_fwd_outputs: int, **others: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Forward and backward of a joint graph, as eager PyTorch parts them.
+    """Split a joint graph into the forward and the backward of eager PyTorch.
 
-    Args:
-        joint: the graph.
-        inputs: of it.
-        anew: whether checkpointed code in it is to draw other random numbers in backward.
-        num_fwd_outputs: how many of its results are forward's.
-        others: what AOTAutograd says besides.
+    ``joint`` is the graph, ``inputs`` are its inputs, the first keyword argument is the result of
+    :func:`draws_anew` for its code, ``num_fwd_outputs`` is the number of its results that are forward's, and
+    ``others`` are further arguments that AOTAutograd passes to its partitioner.
 
     Raises:
-        UnsupportedOperatorError: backward draws random numbers or writes to a tensor of forward's, or
+        UnsupportedOperatorError: backward draws random numbers or writes to a tensor of forward, or
             eager PyTorch's second run of checkpointed code differs from its first one.
     """
     tell_eagers_types(joint.graph)
@@ -49,12 +46,12 @@ def _refuse_in_backward(node: torch.fx.Node) -> None:
     if is_random(node):
         raise UnsupportedOperatorError(
             f"{node.target} at {source_line(node)} draws random numbers in backward, which no graph here "
-            f"does. Have the Function that does so called as it is, with options={{'keep_functions': True}}"
+            f"does. Keep the Function that does so opaque, with options={{'keep_functions': True}}"
         )
 
 
 def _refuse_writes(joint: torch.fx.GraphModule, outputs: int, backward: Collection[torch.fx.Node]) -> None:
-    """Refuse a backward that writes to what forward was given, also where forward does before."""
+    """Raise an error for a backward that writes to an input of forward, even if forward writes to it, too."""
     for node in backward:
         if isinstance(node.target, private.OpOverload) and node.target._schema.is_mutable:
             written: Any = node.args[0]
@@ -64,7 +61,7 @@ def _refuse_writes(joint: torch.fx.GraphModule, outputs: int, backward: Collecti
     if written is not None:
         raise UnsupportedOperatorError(
             f"backward writes to a tensor that the compiled code is given (a {_kind(written)}), which no "
-            f"graph here does. Have the Function that does so called as it is, with "
+            f"graph here does. Keep the Function that does so opaque, with "
             f"options={{'keep_functions': True}}, or write to the tensor in forward"
         )
 
@@ -75,7 +72,7 @@ def _kind(node: torch.fx.Node) -> str:
 
 
 def _leave_to_forward(graph: torch.fx.Graph) -> None:
-    """Take the copies of what forward does for more than its result out of a backward, and what they read."""
+    """Remove from a backward the unused copies of forward's nodes with side effects, and their operands."""
     for node in reversed(graph.nodes):
         if node.op == "call_function" and node.target is not PYTHON_OP_GRAD and not node.users:
             graph.erase_node(node)

@@ -1,7 +1,7 @@
-"""Views of forward's values that backward reads: made anew there, so that what they are views of is kept.
+"""Views of forward's values that backward reads: backward recomputes them, and forward saves their bases.
 
-In eager PyTorch a view costs nothing. As a result of a session it is a copy: of each weight that backward
-reads the other way round, for one.
+In eager PyTorch a view costs nothing. As a result of a session a view is a copy, for example of each weight
+that backward reads transposed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch2ort.differentiate.aliasing import VIEWS
 
 
 def repeat_views(joint: torch.fx.GraphModule, outputs: int) -> None:
-    """Have backward read views of its own.
+    """Let backward recompute the views that it reads.
 
-    What forward writes to is left out: the view holds what was there before.
+    Views of tensors that forward writes to are excluded: such a view has the values before the write.
 
     Args:
         joint: AOTAutograd's joint graph; changed in place.
-        outputs: how many of its results are forward's.
+        outputs: the number of its results that are forward's.
     """
     if any(map(private.runs_again, joint.graph.nodes)):
-        return  # checkpointed code says itself what backward makes anew
+        return  # checkpointed code itself determines what backward recomputes
     backward = private.of_backward(joint)
     own = set(backward)
     kept = {argument for argument, _ in private.writes_of(joint, outputs)}
@@ -47,7 +47,7 @@ def repeat_views(joint: torch.fx.GraphModule, outputs: int) -> None:
 
 
 def _is_fixed_view(node: torch.fx.Node) -> bool:
-    """Whether a node is a view whose arguments are numbers known beforehand."""
+    """Return True if a node is a view whose other arguments are numbers known at compile time."""
     return node.target in VIEWS and len(node.all_input_nodes) == 1
 
 

@@ -1,4 +1,4 @@
-"""What torch.compile's graphs became: ``torch2ort.compile_report()``."""
+"""The report of torch.compile's graphs: ``torch2ort.compile_report()``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from torch2ort.support.startup_timing import PHASES, Startup
 
-# Of what is compiled over and over the oldest is forgotten.
+# The largest number of graphs in the report; the oldest are dropped.
 _MOST = 1000
-# Seconds of a phase, from which on the text says them.
+# The shortest phase, in seconds, that the text mentions.
 _SHOWN = 5e-3
 
 
@@ -20,11 +20,11 @@ class CompiledHalf:
 
     Attributes:
         kind: ``"inference"``, ``"forward"`` or ``"backward"``.
-        operators: ONNX operator -> how many nodes of it ONNX Runtime was given.
-        kernels: PyTorch's kernel -> how many nodes call it.
-        functions: autograd.Function -> how many nodes call it.
-        cached: whether it came out of the export cache.
-        bypass_reason: why the cache does not keep it; ``None`` if it does, or the cache is switched off.
+        operators: ONNX operator -> number of its nodes in ONNX Runtime's graph.
+        kernels: PyTorch's kernel -> number of nodes that call it.
+        functions: autograd.Function -> number of nodes that call it.
+        cached: True if it was read from the export cache.
+        bypass_reason: the reason why the cache does not store it; ``None`` if it does, or the cache is off.
     """
 
     kind: str
@@ -51,10 +51,10 @@ class CompiledGraph:
     """One graph that dynamo captured.
 
     Attributes:
-        place: where its code ends, as ``file.py:12, in forward``; empty where nobody knows.
-        break_reason: why dynamo ended it there; ``None`` if the code itself ends.
-        halves: what it became, in the order of compilation.
-        started: what its start took.
+        place: the line where its code ends, as ``file.py:12, in forward``; empty where it is unknown.
+        break_reason: the reason why dynamo ended it there; ``None`` if the code itself ends.
+        halves: its ONNX graphs, in the order of compilation.
+        started: the timings of its start.
     """
 
     place: str
@@ -64,7 +64,7 @@ class CompiledGraph:
 
     @property
     def startup(self) -> dict[str, float]:
-        """What its start took so far, in seconds by phase, as of :attr:`torch2ort.ORTModule.startup`."""
+        """The seconds of its start so far, by phase, as in :attr:`torch2ort.ORTModule.startup`."""
         return dict(self.started.seconds)
 
     def __str__(self) -> str:
@@ -76,22 +76,22 @@ class CompiledGraph:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What ``torch.compile(backend="torch2ort")`` compiled since the process began or dynamo was reset.
+    """The graphs that ``torch.compile(backend="torch2ort")`` compiled since the process or dynamo's reset.
 
     Attributes:
-        graphs: in the order of compilation; those that were refused are not among them.
+        graphs: in the order of compilation; graphs that raised an error are not included.
     """
 
     graphs: tuple[CompiledGraph, ...]
 
     @property
     def breaks(self) -> tuple[tuple[str, str], ...]:
-        """Place and reason of each break behind a graph."""
+        """Place and reason of each graph break."""
         return tuple((g.place, g.break_reason) for g in self.graphs if g.break_reason is not None)
 
     @property
     def startup(self) -> dict[str, float]:
-        """What the starts of all graphs took so far, in seconds by phase; empty where there are none."""
+        """The seconds of all graphs' starts so far, by phase; empty where there are no graphs."""
         return {name: sum(g.startup.get(name, 0.0) for g in self.graphs) for name in PHASES if self.graphs}
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ def note(graph: CompiledGraph) -> None:
 
 
 def number() -> int:
-    """How many graphs there are, with the one that is compiled now."""
+    """Return the number of graphs, including the one that is being compiled."""
     return len(_graphs) + 1
 
 
@@ -119,7 +119,7 @@ def forget() -> None:
 
 
 def compile_report() -> CompileReport:
-    """What ``torch.compile(backend="torch2ort")`` compiled so far, and what runs where.
+    """Return the graphs that ``torch.compile(backend="torch2ort")`` compiled so far, and their operators.
 
     >>> import torch
     >>> torch.compiler.reset()
@@ -127,7 +127,7 @@ def compile_report() -> CompileReport:
     ()
 
     Returns:
-        The report, which prints as a text. ``torch.compiler.reset()`` begins a new one.
+        The report, which prints as text. ``torch.compiler.reset()`` begins a new one.
     """
     return CompileReport(tuple(_graphs))
 

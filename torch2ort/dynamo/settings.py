@@ -13,7 +13,7 @@ from torch2ort.options import Options, refuse_removed
 from torch2ort.support.user_warnings import warn
 from torch2ort.training.ort_targets import refuse_providers
 
-# Those of torch2ort.Options that say something about graphs of torch.compile.
+# The options of torch2ort.Options that apply to graphs of torch.compile.
 _SHARED = (
     "cache_dir", "cache_limit", "log_level", "opset", "intra_op_threads", "save_onnx_dir",
     "deterministic", "providers", "calibrate",
@@ -21,7 +21,7 @@ _SHARED = (
 _NAMES = (*_SHARED, OPTION)
 
 
-# Options that are for ORTModule -> what to do with torch.compile.
+# Options of ORTModule alone -> the alternative with torch.compile.
 _INSTEAD = {
     "fuse": "torch.compile(backend='inductor') fuses by itself.",
     "autotune": "torch.compile(backend='inductor', mode='max-autotune') measures by itself.",
@@ -30,17 +30,17 @@ _INSTEAD = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for.
+    """The settings of one call of ``torch.compile``.
 
     Attributes:
-        options: those that an ORTModule has, too.
+        options: the options that it shares with ORTModule.
     """
 
     options: Options
 
 
 def settings_of(given: Mapping[str, Any] | None, mode: str | None) -> Settings:
-    """The settings that the arguments of ``torch.compile`` ask for.
+    """Return the settings in the arguments of ``torch.compile``.
 
     Args:
         given: its ``options``.

@@ -1,8 +1,8 @@
-"""A graph of AOTAutograd's as one of tensors alone, which a session runs.
+"""Conversion of a graph of AOTAutograd to one of tensors alone, which a session runs.
 
-In the former a size that varies is a number like any other: an argument, an output, what nodes compute with.
-Here each is read off the shape of a tensor where a node wants it; what is left of the numbers is computed
-around the session.
+In AOTAutograd's graph a symbolic size is a number: an argument, an output, or an operand of nodes. In the
+converted graph, nodes read each size from the shape of a tensor. All other numbers are computed outside of
+the session.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from torch2ort.sizes import expressions
 
 aten = torch.ops.aten
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
-# What they check was known when the graph was traced.
+# Assertions that held when the graph was traced.
 _CHECKED_ALREADY = frozenset({aten._assert_tensor_metadata.default})
 _OUT = "Compile with dynamic=False"
 
 
 @dataclass(frozen=True)
 class Output:
-    """What one result of a graph is; one of the first four tells.
+    """The source of one result of a graph: one of the first four attributes; without them, it is ``None``.
 
     Attributes:
-        token: whether it is what ties the backward of Functions to their forward.
+        token: True for the token that connects the backward of Functions to their forward.
         fetched: position among the session's outputs.
         argument: position among the graph's arguments, if it is one of them.
-        number: a number over symbols, as text; or ``None`` for nothing at all.
-        strides: over symbols, where the tensor lies in memory in another way than in rows.
+        number: a number as an expression over symbols, as text.
+        strides: expressions over symbols, where the tensor is not contiguous.
     """
 
     token: bool = False
@@ -52,16 +52,17 @@ class Output:
 
 @dataclass(frozen=True)
 class Interface:
-    """What lies between the arguments of a graph and those of its session.
+    """The map from a graph's arguments and results to its session's inputs and outputs.
 
     Attributes:
         tensors: positions of the arguments that are fed.
-        carried: symbols that are the dimensions of one more tensor without elements, fed behind those.
-        constants: tensors of the graph's own, fed at the end.
-        token: position of the argument that finds what Functions left in forward; ``None`` if none did.
-        symbols: of each symbol that is wanted, the argument, and its dimension; ``None`` if it is a number.
+        carried: symbols that are the dimensions of a further tensor without elements, fed after those.
+        constants: the graph's own tensors, fed last.
+        token: position of the argument that finds the contexts of forward's Functions; ``None`` if there is
+            none.
+        symbols: for each needed symbol, an argument and its dimension; ``None`` if the argument is a number.
         outputs: the graph's results.
-        order: of the session's inputs among these, where it is another one.
+        order: positions of the session's inputs among these feeds, where the order differs.
     """
 
     tensors: tuple[int, ...]
@@ -75,14 +76,15 @@ class Interface:
 
 @dataclass
 class _Parts:
-    """A copy of a graph, and what its ends are.
+    """A copy of a graph, with its arguments by kind.
 
     Attributes:
-        graph: sizes stand in it as symbolic numbers.
-        tensors: placeholders of tensors -> their position among the arguments.
-        numbers: positions of the other arguments -> their value in the trace.
-        constants: nodes of the graph's own tensors -> these.
-        tokens: nodes that tie the backward of Functions to their forward; arguments -> their position.
+        graph: the copy; its nodes have symbolic numbers for sizes.
+        tensors: placeholder of a tensor -> its position among the arguments.
+        numbers: position of an argument that is no tensor -> its value in the trace.
+        constants: node of one of the graph's own tensors -> the tensor.
+        tokens: node that connects the backward of Functions to their forward -> its position if it is an
+            argument.
     """
 
     graph: torch.fx.Graph
@@ -93,19 +95,19 @@ class _Parts:
 
     @property
     def token(self) -> int | None:
-        """Position of the argument that is such a node; ``None`` if none is."""
+        """Position of the argument that is a token; ``None`` if there is none."""
         return next((position for position in self.tokens.values() if position is not None), None)
 
 
 def tensors_only(
     graph_module: torch.fx.GraphModule, restrided: int, missing: frozenset[int] = frozenset()
 ) -> tuple[Half, Interface]:
-    """A graph of tensors that computes what another one does.
+    """Convert a graph to a graph of tensors with the same results.
 
     Args:
-        graph_module: of AOTAutograd; it stays as it is.
-        restrided: how many of the first results get the strides that they have in eager PyTorch.
-        missing: positions of the arguments of a backward that are gradients which there are not.
+        graph_module: AOTAutograd's graph; it is not changed.
+        restrided: the number of first results that get their strides of eager PyTorch.
+        missing: positions of the arguments of a backward that are undefined gradients.
 
     Raises:
         UnsupportedOperatorError: no session can run it.
@@ -131,7 +133,7 @@ def tensors_only(
 
 
 def _without(parts: _Parts, missing: frozenset[int]) -> tuple[Half, Interface]:
-    """A backward in which some outputs have no gradient, as the joint engine makes it."""
+    """Build the backward in which some outputs have no gradient, with the Split of the training engine."""
     results: list[Any] = list(parts.graph.output_node().args[0])  # type: ignore[arg-type]
     _tell_sizes(parts)
     tangents = {n: i for n, i in parts.tensors.items() if private.is_tangent(n)}
@@ -169,10 +171,10 @@ def _without(parts: _Parts, missing: frozenset[int]) -> tuple[Half, Interface]:
 
 
 def _tell_sizes(parts: _Parts) -> None:
-    """Have a tensor in the graph whose dimensions are the sizes that no tensor but gradients tells.
+    """Add a tensor to the graph whose dimensions are the sizes that only gradients have.
 
     Raises:
-        UnsupportedOperatorError: nothing tells a size that it computes with.
+        UnsupportedOperatorError: no argument has a size that the graph computes with.
     """
     known = _sizes(parts)
     missing = _symbols_of_nodes(parts) - known.keys()
@@ -202,7 +204,7 @@ def _parts(graph_module: torch.fx.GraphModule) -> _Parts:
         else:
             raise UnsupportedOperatorError(
                 f"the graph gets a {type(value).__name__} ({node.name}), and a session takes tensors and "
-                f"sizes alone. Keep the code that hands it over out of the compiled code, with "
+                f"sizes alone. Exclude the code that passes it from the compiled code, with "
                 f"torch.compiler.disable"
             )
     for node in list(graph.nodes):
@@ -219,7 +221,7 @@ def _parts(graph_module: torch.fx.GraphModule) -> _Parts:
 
 
 def _part_from_tokens(parts: _Parts) -> None:
-    """Have Functions called by operators without a token, which is no tensor of the model's."""
+    """Replace the operators that call Functions by ones without a token, which is no tensor of the model."""
     for node in parts.graph.nodes:
         if node.target is DIFFERENTIABLE_PYTHON_OP:
             last = len(node.meta["val"]) - 1
@@ -235,7 +237,7 @@ def _part_from_tokens(parts: _Parts) -> None:
 
 
 def _put_in_place(node: torch.fx.Node, value: Any) -> None:
-    """Put a number where the argument that it was is read."""
+    """Replace an argument that is a number by its value in all nodes that read it."""
     for user in list(node.users):
         user.args = torch.fx.map_arg(user.args, lambda n: value if n is node else n)
         user.kwargs = torch.fx.map_arg(user.kwargs, lambda n: value if n is node else n)
@@ -246,9 +248,9 @@ def _constant(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> torch.
     value = operator.attrgetter(str(node.target))(graph_module)
     if not isinstance(value, torch.Tensor):
         raise UnsupportedOperatorError(
-            f"the graph has a part of its own ({node.target}, a {type(value).__name__}), as torch.cond and "
-            f"other operators that take functions make, and a session runs none. Take the choice outside of "
-            f"the compiled code"
+            f"the graph has a subgraph ({node.target}, a {type(value).__name__}), as torch.cond and other "
+            f"operators that take functions create, and a session runs none. Take the choice outside of the "
+            f"compiled code"
         )
     if not isinstance(node.meta.get("val"), torch.Tensor):
         node.meta["val"] = private.fake_like(node.graph, value)
@@ -256,7 +258,7 @@ def _constant(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> torch.
 
 
 def _outputs(parts: _Parts, restrided: int) -> tuple[tuple[Output, ...], tuple[torch.fx.Node, ...]]:
-    """The results, and the nodes that a session is to give for them."""
+    """Return the graph's results, and the nodes that a session computes for them."""
     results = parts.graph.output_node().args[0]
     fetched: dict[torch.fx.Node, int] = {}
     outputs = []
@@ -280,13 +282,14 @@ def _number(value: Any) -> str:
     if isinstance(value, (int, torch.SymInt)):
         return written(value) if not isinstance(value, bool) else str(int(value))
     raise UnsupportedOperatorError(
-        f"the graph returns {value}, a {type(value).__name__}, and around a session whole numbers alone are "
-        f"computed. Return a tensor, or compute the number outside of the compiled code"
+        f"the graph returns {value}, a {type(value).__name__}, and the only numbers that are computed "
+        f"outside of a session are integers. Return a tensor, or compute the number outside of the compiled "
+        f"code"
     )
 
 
 def _strides(value: torch.Tensor) -> tuple[str, ...] | None:
-    """The strides of a tensor that does not lie in rows; ``None`` for one that does."""
+    """Return the strides of a tensor that is not contiguous; ``None`` for a contiguous one."""
     expected: Any = 1
     strides = value.stride()
     for size, stride in zip(reversed(value.shape), reversed(strides), strict=True):
@@ -297,13 +300,13 @@ def _strides(value: torch.Tensor) -> tuple[str, ...] | None:
 
 
 def _symbols_of_nodes(parts: _Parts) -> set[str]:
-    """The symbols of the sizes that nodes have among their arguments."""
+    """Return the symbols in the sizes among the nodes' arguments."""
     nodes = (n for n in parts.graph.nodes if n.op == "call_function")
     return {symbol for node in nodes for symbol in symbols_in((node.args, node.kwargs))}
 
 
 def _sizes(parts: _Parts) -> dict[str, torch.SymInt]:
-    """The size of each symbol that an argument tells."""
+    """Map each symbol that is a size of an argument, or an argument, to that size."""
     found: dict[str, torch.SymInt] = {}
     for value in parts.numbers.values():
         for symbol in symbols_in(value):
@@ -316,7 +319,7 @@ def _sizes(parts: _Parts) -> dict[str, torch.SymInt]:
 
 
 def _sources(parts: _Parts, wanted: set[str]) -> dict[str, tuple[int, int | None]]:
-    """Where the value of each symbol is found in a call."""
+    """Map each symbol to the argument of a call, and its dimension, that has its value."""
     found: dict[str, tuple[int, int | None]] = {}
     for position, value in parts.numbers.items():
         if isinstance(value, torch.SymInt):
@@ -332,7 +335,7 @@ def _sources(parts: _Parts, wanted: set[str]) -> dict[str, tuple[int, int | None
 
 def _refuse_size(symbol: str) -> None:
     raise UnsupportedOperatorError(
-        f"the graph has a size {symbol} that is that of no argument, which no session takes. {_OUT}"
+        f"the graph has a size {symbol} that no argument has, which a session does not support. {_OUT}"
     )
 
 
@@ -341,7 +344,7 @@ def _names_in(texts: Sequence[str]) -> set[str]:
 
 
 def _half(parts: _Parts, fetched: Sequence[torch.fx.Node], wanted: set[str]) -> tuple[Half, tuple[str, ...]]:
-    """The graph of tensors, and the symbols that one more input of it carries."""
+    """Return the graph of tensors, and the symbols that are dimensions of its additional input."""
     graph = torch.fx.Graph()
     values = {node: placeholder_of(graph, node) for node in parts.tensors}
     known = {symbol for node in parts.tensors for symbol in carried(node.meta["val"])}

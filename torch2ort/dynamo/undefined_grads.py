@@ -1,8 +1,8 @@
-"""Gradients of outputs that no loss reads.
+"""Undefined gradients: those of outputs that no loss reads.
 
-AOTAutograd is given zeros for them. Eager PyTorch computes nothing from what is not there: zeros times an
-infinite derivative are no numbers, and a gradient of zeros is not no gradient. So they are noted before
-backward runs, and what depends on them alone is left out of it.
+AOTAutograd gets zeros for them. Eager PyTorch computes nothing from an undefined gradient: zeros times an
+infinite derivative are NaN, and a gradient of zeros differs from none. So these gradients are recorded before
+backward runs, and the nodes that depend on them alone are removed from it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch2ort._torch import dynamo as private
 
 
 class _Noted(threading.local):
-    """What is missing of the step that runs backward in this thread."""
+    """The outputs without a gradient, of the step whose backward runs in this thread."""
 
     outputs: frozenset[int] = frozenset()
 
@@ -24,7 +24,7 @@ _noted = _Noted()
 
 
 def watched(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, a graph of several outputs that AOTAutograd compiled, whose missing gradients are noted."""
+    """Return ``run``, a compiled graph of several outputs, as a function that records undefined gradients."""
 
     def watching(*args: Any) -> Any:
         before = private.steps_so_far()
@@ -42,6 +42,6 @@ def _note(gradients: tuple[Any, ...]) -> None:
 
 
 def take_missing() -> frozenset[int]:
-    """Numbers of the outputs without a gradient, of the step whose backward runs now; only once."""
+    """Return and reset the positions of the outputs without a gradient, of the step whose backward runs."""
     outputs, _noted.outputs = _noted.outputs, frozenset()
     return outputs

@@ -1,4 +1,4 @@
-"""What no session runs, refused by name."""
+"""Errors for nodes of a graph that no session runs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.sizes.symbols import has_hint
 from torch2ort.support.provenance import source_line
 
-_OUT = "Keep that part out of the compiled code, with torch.compiler.disable"
+_OUT = "Exclude that part from the compiled code, with torch.compiler.disable"
 
 
 def refuse(graph: torch.fx.Graph) -> None:
-    """Refuse what a graph of AOTAutograd's has that no session runs as eager PyTorch does.
+    """Raise an error for a node of AOTAutograd's graph that no session runs as eager PyTorch does.
 
     Raises:
-        UnsupportedOperatorError: there is something; names its operator and line.
+        UnsupportedOperatorError: there is such a node; the error names its operator and line.
     """
     for node in graph.nodes:
         for value in _values(node):
             what = _odd(value)
             if what is not None:
                 raise UnsupportedOperatorError(
-                    f"{_name(node)} {what}, which torch2ort's graphs do not take. {_OUT}"
+                    f"{_name(node)} {what}, which torch2ort's graphs do not support. {_OUT}"
                 )
         if node.op == "call_module" or node.op == "call_method":
-            raise UnsupportedOperatorError(f"{_name(node)} is no operator of PyTorch's. {_OUT}")
+            raise UnsupportedOperatorError(f"{_name(node)} is no operator of PyTorch. {_OUT}")
         if node.op == "call_function" and isinstance(node.target, OpOverload):
             _refuse_silent(node)
         elif isinstance(node.target, HigherOrderOperator):
@@ -39,13 +39,13 @@ def refuse(graph: torch.fx.Graph) -> None:
 
 
 def refuse_numpys_draws(graph: torch.fx.Graph) -> None:
-    """Refuse what dynamo draws from PyTorch's generator where eager PyTorch has NumPy draw.
+    """Raise an error for NumPy's random functions, which draw from PyTorch's generator in dynamo's graphs.
 
     Args:
-        graph: of dynamo's.
+        graph: dynamo's graph.
 
     Raises:
-        UnsupportedOperatorError: there is a function of ``numpy.random``; names it and its line.
+        UnsupportedOperatorError: there is a function of ``numpy.random``; the error names it and its line.
     """
     for node in graph.nodes:
         function = numpys_draw(node)
@@ -58,7 +58,7 @@ def refuse_numpys_draws(graph: torch.fx.Graph) -> None:
 
 
 def _refuse_silent(node: torch.fx.Node) -> None:
-    """Refuse an operator that does something and gives nothing, or writes."""
+    """Raise an error for an operator that writes to a tensor, or returns nothing."""
     schema = node.target._schema  # type: ignore[union-attr]
     if schema.is_mutable:
         raise UnsupportedOperatorError(
@@ -66,7 +66,7 @@ def _refuse_silent(node: torch.fx.Node) -> None:
         )
     if not schema.returns:
         raise UnsupportedOperatorError(
-            f"{_name(node)} gives nothing but an error for some values, and a session would leave it out. "
+            f"{_name(node)} returns nothing and raises an error for some values; a session would drop it. "
             f"{_OUT}"
         )
 
@@ -79,11 +79,11 @@ def _values(node: torch.fx.Node) -> Iterator[Any]:
 def _odd(value: Any) -> str | None:
     if isinstance(value, torch.Tensor):
         if not all(map(has_hint, value.shape)):
-            return "has a size that values decide"
+            return "has a data-dependent size"
         if value.device.type != "cpu":
             return f"is on {value.device}"
         if value.is_complex() or value.layout is not torch.strided or value.is_quantized:
-            return "gives complex, sparse or quantized numbers"
+            return "returns complex, sparse or quantized numbers"
         return None
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and not has_hint(value):
         return "reads a number out of a tensor"

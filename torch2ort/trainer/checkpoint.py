@@ -14,37 +14,37 @@ from torch2ort import TrainerError
 from torch2ort.trainer.state_layout import COUNT, FULL, MODEL, OPTIMIZER, OPTIONS, PARTITION
 
 _FORMAT, _VERSION = "torch2ort trainer", 1
-# How an array of NumPy is written, so that a file holds tensors and plain values alone.
+# The key of a NumPy array's form in a file, which contains tensors and plain values alone.
 _ARRAY = "__array__"
 
 
 def save(path: Any, state: Mapping[str, Any], user_dict: Mapping[str, Any]) -> None:
-    """Write a state and what the user adds.
+    """Write a state and the user's values.
 
     Args:
-        path: of a file that does not exist, or a binary file object.
+        path: path of a file that does not exist, or a binary file object.
         state: the trainer's.
-        user_dict: tensors, arrays of NumPy, plain values, and containers of them.
+        user_dict: tensors, NumPy arrays, plain values, and containers of them.
 
     Raises:
-        FileExistsError: there is such a file.
-        TrainerError: `user_dict` holds something else.
+        FileExistsError: the file exists.
+        TrainerError: `user_dict` contains an object of another type.
     """
     content = {"format": _FORMAT, "version": _VERSION, "state": _plain(state, "state")}
     content["user_dict"] = _plain(user_dict, "user_dict")
     if not isinstance(path, (str, os.PathLike)):
         torch.save(content, path)
         return
-    # Exclusively: two processes that were given one name would else leave one's state.
+    # Exclusive creation: otherwise two processes with the same path would leave the state of one.
     with Path(path).open("xb") as file:
         torch.save(content, file)
 
 
 def load(path: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a state and what the user added; no code in the file is run.
+    """Read a state and the user's values; no code in the file is run.
 
     Raises:
-        TrainerError: it is no checkpoint of a trainer, or damaged.
+        TrainerError: the file is no checkpoint of a trainer, or damaged.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -71,12 +71,12 @@ def joined(
 
     Args:
         states: one of each process.
-        names: of the files, for errors.
-        trained: the weights that all processes have the same values of. Running statistics are their own,
-            and the first process's count.
+        names: the names of the files, for errors.
+        trained: the weights whose values are the same in all processes. Running statistics differ between
+            processes; those of the first process are used.
 
     Raises:
-        TrainerError: they are not of one training, or the state of a process is missing.
+        TrainerError: the states are not of one training, or the state of a process is missing.
     """
     ranks = [state[OPTIONS]["world_rank"] for state in states]
     order = sorted(range(len(states)), key=ranks.__getitem__)
@@ -111,7 +111,7 @@ def joined(
 def _check_same(
     first: Mapping[str, Any], other: Mapping[str, Any], one: str, two: str, trained: Collection[str]
 ) -> None:
-    """Refuse states of two trainings, or of two moments of one."""
+    """Raise an error for states of two trainings, or of two steps of one training."""
     for key in ("mixed_precision", "optimizer_name", "world_size", "zero_stage"):
         if first[OPTIONS][key] != other[OPTIONS][key]:
             raise TrainerError(
@@ -132,7 +132,7 @@ def _check_same(
 
 
 def _plain(value: Any, path: str) -> Any:
-    """What a file can hold, and that is read back without running code of its own."""
+    """Convert a value to the types of a file, which are read back without running code."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return {_ARRAY: torch.from_numpy(np.array(value))}
     if isinstance(value, torch.Tensor) or value is None or type(value) in (bool, int, float, str, bytes):
@@ -153,7 +153,7 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """What :func:`_plain` was given."""
+    """Convert a value back to the one that was passed to :func:`_plain`."""
     if type(value) is dict:
         if value.keys() == {_ARRAY}:
             return value[_ARRAY].numpy()

@@ -1,4 +1,4 @@
-"""Data parallelism: what the processes of a training tell each other."""
+"""Data parallelism: the communication between the processes of a training."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Processes:
         options: the trainer's; ``distributed`` is read.
 
     Raises:
-        OptionError: the sizes do not fit each other, or not torch.distributed.
+        OptionError: the sizes do not match each other, or those of torch.distributed.
 
     Attributes:
-        rank: of this process.
-        size: how many there are.
-        partitions: whether each keeps a part of the optimizer's state alone (ZeRO, stage 1).
+        rank: the rank of this process.
+        size: the number of processes.
+        partitions: True if each process stores only a part of the optimizer's state (ZeRO, stage 1).
     """
 
     def __init__(self, options: ORTTrainerOptions) -> None:
@@ -32,31 +32,32 @@ class Processes:
         self.rank, self.size = given.world_rank, given.world_size
         self.partitions = given.deepspeed_zero_optimization.stage == 1 and self.size > 1
         self._adasum = given.enable_adasum
-        # The reference: True overlaps the reduction with backward, False waits for all gradients.
+        # As in the reference: True overlaps the reduction with backward, False waits for all gradients.
         self._overlaps = given.allreduce_post_accumulation and not self._adasum
-        # What is reduced while backward runs: in one order in every process, whatever each has gradients of.
+        # The parameters reduced while backward runs: in the same order in every process, whichever of them
+        # have gradients there.
         self._order: list[torch.nn.Parameter] = []
         self._ready: set[int] = set()
         self._begun: list[Any] = []
         _check(options)
 
     def start_with(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Give every process the first one's weights and buffers."""
+        """Broadcast the first process's weights and buffers to all processes."""
         if self.size > 1:
             with torch.no_grad():
                 for tensor in tensors.values():
                     dist.broadcast(tensor, src=0)
 
     def watch(self, parameters: Mapping[str, torch.nn.Parameter], is_last: Callable[[], bool]) -> None:
-        """Begin to reduce each gradient as soon as backward has it, where the options ask for that.
+        """Begin each gradient's reduction as soon as backward has computed it, if the options enable this.
 
         Args:
-            parameters: those that are trained.
-            is_last: whether this backward is the last one before an update.
+            parameters: the trained parameters.
+            is_last: returns True if the running backward is the last one before an update.
         """
         if self.size == 1 or not self._overlaps:
             return
-        # Backward is done with the last layer's first.
+        # Backward computes the last layer's gradients first.
         self._order = list(parameters.values())[::-1]
 
         for position, parameter in enumerate(self._order):
@@ -70,9 +71,9 @@ class Processes:
             parameter.register_post_accumulate_grad_hook(begin)
 
     def reduce(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """Make each gradient the mean of all processes' gradients, or their Adasum.
+        """Replace each gradient by the mean of all processes' gradients, or by their Adasum.
 
-        A parameter that no process has a gradient of keeps none.
+        A parameter without a gradient in any process still has none afterwards.
         """
         if self.size == 1:
             return
@@ -100,7 +101,7 @@ class Processes:
         self._begun.append(dist.all_reduce(parameter.grad, async_op=True))
 
     def _end_begun(self) -> None:
-        """Begin what this backward left, and wait for all."""
+        """Begin the remaining reductions, and wait for all."""
         while len(self._begun) < len(self._order):
             self._begin_next()
         for work in self._begun:
@@ -108,7 +109,7 @@ class Processes:
         self._ready, self._begun = set(), []
 
     def _combined(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The Adasum of all processes' gradients, by pairs, pairs of pairs and so on."""
+        """Compute the Adasum of all processes' gradients, by pairs, pairs of pairs and so on."""
         distance = 1
         while distance < self.size:
             other = torch.empty_like(gradient)
@@ -121,16 +122,16 @@ class Processes:
             )
             for request in requests:
                 request.wait()
-            # In one order on both sides, so that both get the same bits.
+            # The order is the same on both sides, so both compute the same bits.
             first, second = (gradient, other) if self.rank < partner else (other, gradient)
             gradient = adasum(first, second)
             distance *= 2
         return gradient
 
     def owners(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Return which process keeps the optimizer's state of which weight; all keep all without ZeRO.
+        """Map each weight to the rank that stores its optimizer state; without ZeRO to this process's rank.
 
-        Large weights go first, each to the process that has least so far.
+        Large weights are assigned first, each to the process with the smallest load so far.
         """
         if not self.partitions:
             return dict.fromkeys(tensors, self.rank)
@@ -142,13 +143,13 @@ class Processes:
         return owners
 
     def share(self, tensors: Mapping[str, torch.Tensor], owners: Mapping[str, int]) -> None:
-        """Give every process the weights that their owners have updated."""
+        """Broadcast to all processes the weights that their owners have updated."""
         if self.partitions:
             for name, tensor in tensors.items():
                 dist.broadcast(tensor, src=owners[name])
 
     def all_agree(self, flag: bool, device: torch.device) -> bool:
-        """Tell whether a flag is set in every process."""
+        """Return True if a flag is set in every process."""
         if self.size == 1:
             return flag
         value = torch.tensor(int(flag), dtype=torch.int32, device=device)

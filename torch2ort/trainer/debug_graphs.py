@@ -1,4 +1,4 @@
-"""The graphs of a trainer: the model as an ONNX file, and what debug options ask for."""
+"""The graphs of a trainer: the model as an ONNX file, and the files of debug options."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from torch2ort.trainer.training_graph import optimized, training_graph
 
 
 class Graphs:
-    """What is written of a trainer's graphs.
+    """The graphs of a trainer that are written to files.
 
     Args:
         whole: the model with its loss.
-        description: of its inputs and outputs.
+        description: the description of its inputs and outputs.
         options: the trainer's.
 
     Raises:
-        OptionError: a graph cannot be had, or its folder does not exist.
+        OptionError: a graph is not available, or its folder does not exist.
 
     Attributes:
         sample: the inputs of the last step; ``None`` before the first.
-        folder: where ORTModule shall leave its graphs; ``None`` for nowhere.
+        folder: the folder to which ORTModule writes its graphs; ``None`` for none.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Graphs:
         self._wanted = {name: Path(path) for name, path in options.debug.graph_save_paths if path}
         for name, path in self._wanted.items():
             _refuse_path(name, path)
-        # It lives as long as the trainer, as each later graph is written to it, too.
+        # The folder lives as long as the trainer, as later graphs are written to it, too.
         self._temporary = tempfile.TemporaryDirectory(prefix="torch2ort_trainer_") if self._wanted else None
         self.folder = self._temporary.name if self._temporary is not None else None
 
     def before_training(self, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Note a step's inputs; before the first, compare models, if that is asked for."""
+        """Record a step's inputs; before the first step, compare the models if the options ask for it."""
         if self.sample is None:
             if isinstance(self._whole, OnnxModel) and not self._whole.draws:
                 self._whole.check(inputs)
@@ -60,7 +60,7 @@ class Graphs:
         self.sample = inputs
 
     def before_update(self, update: Update) -> None:
-        """Write the first training step with its update where the options say."""
+        """Write the first training step with its update to the paths in the options."""
         paths = [self._wanted.pop(name, None) for name in _WHOLE_STEP]
         if not any(paths) or self.sample is None:
             return
@@ -71,7 +71,7 @@ class Graphs:
             optimized(model, paths[1])
 
     def after_training(self) -> None:
-        """Write the graphs of the first training step where the options say."""
+        """Write the graphs of the first training step to the paths in the options."""
         if self.folder is None or not self._wanted:
             return
         written = sorted(Path(self.folder).glob("*.onnx"))
@@ -110,7 +110,7 @@ class Graphs:
             names[one.name] = self._whole.public_name(one.name)
         for old, described in zip(graph.output, self._description.outputs, strict=True):
             names[old.name] = described.name
-        # Behind the outputs: one that is an input has that one's name. State is behind the inputs.
+        # After the outputs: an output that is an input has the input's name. State follows the inputs.
         for value, one in zip(graph.input, self._description.inputs, strict=False):
             names[value.name] = one.name
         parameters = {names[name] for name, _ in self._whole.named_parameters() if name in names}
@@ -118,13 +118,13 @@ class Graphs:
         return exported.renamed(changed, dict.fromkeys(parameters, TRAINED))
 
     def _exported(self, sample: tuple[torch.Tensor, ...]) -> ExportedModel:
-        """The model with the described sizes; with bounds on them, where the model has bounds."""
+        """Export the model with the described sizes, and with bounds on them where the model has bounds."""
         names = {size for one in self._description.inputs for size in one.shape if isinstance(size, str)}
         named = {name: torch.export.Dim(re.sub(r"\W", "_", name)) for name in names}
         try:
             return self._export_with(sample, named)
         except ExportError:
-            # A size below that of a table, or such a multiple: torch.export finds that by itself.
+            # The model bounds a size, as by a table's size, or needs a multiple: AUTO finds such conditions.
             exported = self._export_with(sample, dict.fromkeys(names, torch.export.Dim.AUTO))
         for described, value in zip(self._description.inputs, exported.proto.graph.input, strict=False):
             dimensions = value.type.tensor_type.shape.dim
@@ -141,7 +141,7 @@ class Graphs:
         return exported
 
     def _export_with(self, sample: tuple[torch.Tensor, ...], sizes: dict[str, Any]) -> ExportedModel:
-        """The model in evaluation mode with these kinds of sizes, by name."""
+        """Export the model in evaluation mode with these kinds of sizes, by name."""
         shapes = tuple(
             {axis: sizes[size] for axis, size in enumerate(one.shape) if isinstance(size, str)}
             for one in self._description.inputs
@@ -173,8 +173,8 @@ class Graphs:
                 )
 
 
-# Which graph of an ORTModule a path is for, and what is added to the file's name. A step has a
-# forward and a backward graph.
+# Option -> the stages of an ORTModule's graphs that its path is for, and the suffixes of the files' names. A
+# step has a forward and a backward graph.
 _STAGES = {
     "model_after_graph_transforms_path": [("_exported", "")],
     "model_with_gradient_graph_path": [("_gradient", ""), ("_backward", ""), ("_forward", "_forward")],

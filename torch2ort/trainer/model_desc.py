@@ -1,4 +1,4 @@
-"""What a model takes and returns, as its user describes it, and whether a call keeps to it."""
+"""The user's description of a model's inputs and outputs, and its comparison with a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch2ort.trainer.options_schema import OptionsValidator, faults
 
 
 class InputDescription(NamedTuple):
-    """One input: its name, and its sizes, a name for each that varies."""
+    """One input: its name, and its sizes, with a name for each size that varies."""
 
     name: str
     shape: list[str | int]
@@ -20,7 +20,7 @@ class InputDescription(NamedTuple):
 
 
 class OutputDescription(NamedTuple):
-    """One output: its name, its sizes, and whether it is the loss."""
+    """One output: its name, its sizes, and True if it is the loss."""
 
     name: str
     shape: list[str | int]
@@ -29,14 +29,13 @@ class OutputDescription(NamedTuple):
 
 
 class IODescription:
-    """One input or output, as the older trainer took them.
+    """One input or output, as the older trainer accepted them.
 
     Args:
         name: its name.
-        shape: its sizes, a name for each that varies.
-        dtype: its dtype, which is checked in each call; ``None`` takes any.
-        num_classes: how many values a label has; the older trainer made sample data by it, this one needs
-            none.
+        shape: its sizes, with a name for each size that varies.
+        dtype: its dtype, which is checked in each call; ``None`` accepts any.
+        num_classes: number of values of a label; unused. The older trainer created sample data with it.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class IODescription:
 
 
 class ModelDescription:
-    """A model's inputs and outputs, as the older trainer took them; its first output is the loss.
+    """A model's inputs and outputs, as the older trainer accepted them; its first output is the loss.
 
     Args:
         inputs: a list of :class:`IODescription`.
@@ -65,7 +64,7 @@ class ModelDescription:
         self.outputs_ = outputs
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as the dict that :class:`ModelDesc` takes, without dtypes."""
+        """Return the description as the dict that :class:`ModelDesc` accepts, without dtypes."""
         return {
             "inputs": [(one.name_, list(one.shape_)) for one in self.inputs_],
             "outputs": [(one.name_, list(one.shape_), index == 0) for index, one in enumerate(self.outputs_)],
@@ -73,7 +72,7 @@ class ModelDescription:
 
 
 class ModelDesc:
-    """A model's inputs and outputs, checked.
+    """A validated description of a model's inputs and outputs.
 
     >>> desc = ModelDesc({"inputs": [("x", ["batch", 8])], "outputs": [("loss", [], True)]})
     >>> desc.inputs[0].shape
@@ -117,7 +116,7 @@ class ModelDesc:
         """Return the position of the output that is the loss.
 
         Raises:
-            OptionError: no output is.
+            OptionError: no output is the loss.
         """
         for position, output in enumerate(self.outputs):
             if output.is_loss:
@@ -148,7 +147,7 @@ class ModelDesc:
             The sizes that vary, by name.
 
         Raises:
-            SchemaMismatchError: a rank, size or dtype is another one.
+            SchemaMismatchError: a rank, size or dtype differs.
         """
         sizes: dict[str, int] = {}
         for description, tensor in zip(self.inputs, tensors, strict=True):
@@ -156,14 +155,14 @@ class ModelDesc:
         return sizes
 
     def check_outputs(self, tensors: Sequence[torch.Tensor], sizes: dict[str, int]) -> None:
-        """Compare what a call returned with the description.
+        """Compare a call's outputs with the description.
 
         Args:
             tensors: the outputs.
-            sizes: what :meth:`check_inputs` returned; not changed.
+            sizes: the result of :meth:`check_inputs`; not changed.
 
         Raises:
-            SchemaMismatchError: a rank, size or dtype is another one.
+            SchemaMismatchError: a rank, size or dtype differs.
         """
         sizes = dict(sizes)
         for description, tensor in zip(self.outputs, tensors, strict=True):
@@ -173,7 +172,7 @@ class ModelDesc:
 def _check(
     kind: str, described: InputDescription | OutputDescription, tensor: torch.Tensor, sizes: dict[str, int]
 ) -> None:
-    """Compare one tensor with its description, and take the sizes that it has the names of."""
+    """Compare one tensor with its description, and record its named sizes."""
     given = list(tensor.shape)
     fits = len(given) == len(described.shape)
     for expected, size in zip(described.shape, given, strict=False):
@@ -191,7 +190,7 @@ def _check(
 
 
 def _entry_check(sizes: tuple[int, ...]) -> Callable[[str, Any, Any], None]:
-    """A check of one entry by itself."""
+    """Return a check of a single entry."""
 
     def check(field: str, entry: Any, error: Callable[[str, str], None]) -> None:
         wrong = _wrong_entry(entry, sizes)
@@ -202,7 +201,7 @@ def _entry_check(sizes: tuple[int, ...]) -> Callable[[str, Any, Any], None]:
 
 
 def _refuse_repetition(kind: str, entries: Sequence[tuple[Any, ...]]) -> None:
-    """Refuse two entries of one name, and two losses."""
+    """Raise an error for two entries of one name, and for two losses."""
     names = [entry[0] for entry in entries]
     repeated = [(index, name) for index, name in enumerate(names) if name in names[:index]]
     if repeated:
@@ -218,7 +217,7 @@ def _refuse_repetition(kind: str, entries: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _wrong_entry(entry: Any, sizes: tuple[int, ...]) -> str | None:
-    """Say what is wrong with one tuple; None, if nothing is."""
+    """Return the fault of one tuple, as text; ``None`` if it is valid."""
     if not isinstance(entry, tuple) or len(entry) not in sizes:
         form = "(name, shape)" if sizes == (2,) else "(name, shape) or (name, shape, is_loss)"
         return f"must be a tuple {form}"

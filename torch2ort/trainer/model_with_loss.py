@@ -1,4 +1,4 @@
-"""A model together with its loss function: what a trainer's graph computes."""
+"""A model together with its loss function, which a trainer's graph computes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MODEL = "model."
 
 
 class WholeModel(torch.nn.Module):
-    """Takes the described inputs in their order, and returns the described outputs in theirs.
+    """A module from the described inputs to the described outputs, both in order.
 
     Args:
         model: the model.
-        loss_fn: gives the loss from what the model returns and the last input; ``None`` where the model
+        loss_fn: computes the loss from the model's outputs and the last input; ``None`` where the model
             returns its loss itself.
         names: names of the inputs of `model`, which its ``forward`` takes by these names.
-        outputs: how many outputs are described, the loss among them.
+        outputs: the number of described outputs, including the loss.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class WholeModel(torch.nn.Module):
         self.outputs = outputs
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return as many outputs as are described, the loss in front, if there is a loss function."""
+        """Return as many outputs as are described, the loss first if there is a loss function."""
         named = dict(zip(self.names, inputs, strict=False))
         result = self.model(**named)
         found, _ = io_schema.flatten(result)
@@ -50,11 +50,11 @@ class WholeModel(torch.nn.Module):
         return tuple(found[: self.outputs])
 
     def public_name(self, name: str) -> str:
-        """Return what users call the parameter or buffer `name` of this module."""
+        """Return the user's name of the parameter or buffer `name` of this module."""
         return name.removeprefix(_MODEL)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return parameters and persistent buffers, the very tensors, by the names that users know."""
+        """Return parameters and persistent buffers, without copies, by the user's names."""
         return {self.public_name(name): value for name, value in self.state_dict(keep_vars=True).items()}
 
 
@@ -65,11 +65,11 @@ def whole_model(
 
     Args:
         model: the model.
-        loss_fn: takes what the model returns, and the last described input; or ``None``.
+        loss_fn: takes the model's outputs and the last described input; or ``None``.
         description: the inputs of both, and the outputs of both.
 
     Raises:
-        OptionError: the description does not fit the two.
+        OptionError: the description does not match the two.
     """
     loss = description.loss_position()
     names = [one.name for one in description.inputs]
@@ -98,7 +98,7 @@ def _check_loss_function(loss_fn: Callable[..., Any]) -> None:
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
-        return  # one that is written in C says nothing about itself
+        return  # a function written in C has no signature
     needed = [one for one in parameters if one.default is one.empty and one.kind in _POSITIONAL]
     taken = [one for one in parameters if one.kind in _POSITIONAL]
     if len(needed) > 2 or (len(taken) < 2 and not any(one.kind is one.VAR_POSITIONAL for one in parameters)):
@@ -113,7 +113,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def _check_names(model: torch.nn.Module, names: Sequence[str]) -> None:
-    """Refuse inputs that ``forward`` does not take, and arguments that nobody describes."""
+    """Raise an error for inputs that ``forward`` does not take, and for arguments without a description."""
     parameters: Mapping[str, inspect.Parameter] = inspect.signature(model.forward).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return
@@ -132,7 +132,7 @@ def _check_names(model: torch.nn.Module, names: Sequence[str]) -> None:
 
 
 def _refuse_two_owners(model: torch.nn.Module, loss_fn: torch.nn.Module) -> None:
-    """Refuse weights of model and loss function that users could not tell apart by name."""
+    """Raise an error for weights of model and loss function that have the same name."""
     both = {f"loss_fn.{name}" for name in loss_fn.state_dict()} & model.state_dict().keys()
     if both:
         raise OptionError(

@@ -1,4 +1,4 @@
-"""Updates of weights: clipping, and an optimizer of torch2ort.optim as a config describes it."""
+"""Weight updates: clipping, and the optimizer of torch2ort.optim that a config describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch2ort.trainer.optim.config import AdamConfig, _OptimizerConfig
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 
-# What a state of torch2ort.optim is called in a trainer's state.
+# Name of a state of torch2ort.optim -> its name in a trainer's state.
 MOMENTS = {"exp_avg": "Moment_1", "exp_avg_sq": "Moment_2"}
 STEP = "step"
 
@@ -24,15 +24,15 @@ class Update:
     Args:
         config: hyperparameters.
         parameters: the weights that are trained, by name; changed in place.
-        owned: names of those that this process updates; the state is theirs alone.
-        clips: whether the norm of the gradients is limited, for Adam and LAMB.
+        owned: those that this process updates; the state is for them alone.
+        clips: True to limit the norm of the gradients, for Adam and LAMB.
 
     Raises:
         OptionError: a group names a weight that is not trained.
 
     Attributes:
-        lr: the learning rate to begin with.
-        state: of the optimizer, as :mod:`torch2ort.optim` has it.
+        lr: the initial learning rate.
+        state: the optimizer's state, in the layout of :mod:`torch2ort.optim`.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Update:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Update the weights of this process by their gradients; one without a gradient stays as it is."""
+        """Update this process's weights by their gradients; a weight without a gradient is not changed."""
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        # By the norm of all gradients, also of those that another process applies.
+        # The norm is that of all gradients, also of those that another process applies.
         clipped = self._clipped(gradients)
         mine = {name: clipped[name] for name in gradients if name in self._owned}
         present = {name: self._owned[name].detach() for name in mine}
@@ -98,7 +98,7 @@ class Update:
 def _groups(
     config: _OptimizerConfig, parameters: Mapping[str, torch.nn.Parameter]
 ) -> list[tuple[Mapping[str, Any], list[str]]]:
-    """Hyperparameters, and the names of the weights that have them."""
+    """Return the groups: hyperparameters, and the names of the weights that have them."""
     groups = [(group, list(group["params"])) for group in config.params]
     named = {name for _, names in groups for name in names}
     unknown = sorted(named - parameters.keys())
@@ -114,7 +114,7 @@ def _groups(
 def _optimizer(
     config: _OptimizerConfig, groups: list[tuple[Mapping[str, Any], list[str]]]
 ) -> functions.Optimizer:
-    """The function of torch2ort.optim."""
+    """Return the optimizer of torch2ort.optim."""
     if config.name == "SGDOptimizer":
         return functions.SGD(config.lr)
     kind = functions.AdamW if config.name == "AdamOptimizer" else functions.Lamb
@@ -125,7 +125,7 @@ def _optimizer(
 
 
 def _settings(config: _OptimizerConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyperparameters by the names of torch2ort.optim."""
+    """Return hyperparameters by their names in torch2ort.optim."""
     settings = {
         "betas": (values["alpha"], values["beta"]),
         "eps": values["epsilon"],
@@ -142,6 +142,6 @@ def _decays_late(values: Mapping[str, Any]) -> bool:
 
 
 def finite(parameters: Mapping[str, torch.nn.Parameter]) -> bool:
-    """Tell whether no gradient has an infinity or what is no number."""
+    """Return True if no gradient contains an infinity or NaN."""
     flags = [torch.isfinite(p.grad).all() for p in parameters.values() if p.grad is not None]
     return bool(torch.stack(flags).all()) if flags else True

@@ -1,4 +1,4 @@
-"""What a trainer is asked to do besides training: the documented options, validated."""
+"""The documented options of a trainer, validated."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch2ort.trainer.options_schema import OPTIONS, OptionsValidator, faults
 
 
 class OptionGroup:
-    """Options that belong together, as attributes that cannot be set."""
+    """A group of options, as attributes that cannot be set."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         vars(self).update({name: _wrapped(name, value) for name, value in values.items()})
 
     def __getattr__(self, name: str) -> Any:
-        # For what there is not alone; it tells type checkers that names come from a schema.
+        # Called for missing names only; it tells type checkers that the names come from a schema.
         raise AttributeError(f"there is no option {name!r}; there are {', '.join(name for name, _ in self)}")
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
@@ -34,7 +34,7 @@ class OptionGroup:
     __hash__ = None  # type: ignore[assignment]
 
 
-# Dicts whose keys are the user's, and no options.
+# Dicts whose keys are the user's, and not options.
 _PLAIN = frozenset({"provider_options", "sliced_schema", "sliced_axes"})
 
 
@@ -43,7 +43,7 @@ def _wrapped(name: str, value: Any) -> Any:
 
 
 class ORTTrainerOptions(OptionGroup):
-    """Options of a trainer, checked and with defaults for what is not given.
+    """Options of a trainer, validated and completed with defaults.
 
     >>> ORTTrainerOptions({"batch": {"gradient_accumulation_steps": 4}}).batch.gradient_accumulation_steps
     4
@@ -79,7 +79,7 @@ class ORTTrainerOptions(OptionGroup):
         return ((name, value) for name, value in vars(self).items() if name != "_given_paths")
 
     def _is_given(self, path: str) -> bool:
-        """Tell whether the user gave the option ``a.b``, or left it at its default."""
+        """Return True if the user set the option ``a.b``, False if it has its default."""
         return path in self._given_paths
 
 

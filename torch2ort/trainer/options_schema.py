@@ -13,7 +13,7 @@ from torch2ort.trainer.optim.lr_scheduler import _LRScheduler
 
 
 class PropagateCastOpsStrategy(IntEnum):
-    """How ONNX Runtime moves casts about; torch2ort leaves them where autocast has them."""
+    """Strategies by which ONNX Runtime moves casts; torch2ort keeps casts where autocast inserts them."""
 
     NONE = -1
     INSERT_AND_REDUCE = 0
@@ -25,7 +25,7 @@ class OptionsValidator(cerberus.Validator):  # type: ignore[misc]
 
     types_mapping: ClassVar[dict[str, Any]] = {
         **cerberus.Validator.types_mapping,
-        # True is an int to Python, and a slip here.
+        # True is an int in Python, but not allowed for an integer option.
         "integer": cerberus.TypeDefinition("integer", (int,), (bool,)),
         "amp.loss_scaler": cerberus.TypeDefinition("amp.loss_scaler", (LossScaler,), ()),
         "optim.lr_scheduler": cerberus.TypeDefinition("optim.lr_scheduler", (_LRScheduler,), ()),
@@ -33,12 +33,12 @@ class OptionsValidator(cerberus.Validator):  # type: ignore[misc]
 
 
 def faults(errors: Mapping[Any, Any], given: Any, path: str = "") -> list[str]:
-    """Each fault that Cerberus found, as ``a.b[0]: what is wrong, and is what was given``.
+    """Return each fault that Cerberus found, as ``a.b[0]: <the fault>, and is <the value>``.
 
     Args:
         errors: Cerberus' errors about `given`.
         given: a dict or list of the document.
-        path: where it stands in there.
+        path: its path in the document.
     """
     found = []
     for key, entries in errors.items():
@@ -53,14 +53,14 @@ def faults(errors: Mapping[Any, Any], given: Any, path: str = "") -> list[str]:
 
 
 def _at(given: Any, key: Any) -> Any:
-    """What stands under `key` in a dict or a list; None, if nothing does."""
+    """Return the value of `key` in a dict or a list; None if there is none."""
     if isinstance(given, Mapping):
         return given.get(key)
     return given[key] if isinstance(given, (list, tuple)) and isinstance(key, int) else None
 
 
 def _group(**schema: Any) -> dict[str, Any]:
-    """A dict of options, empty by default; not one dict for all, as Cerberus fills it."""
+    """Return the rule of a dict of options, by default a new empty dict, as Cerberus fills it."""
     return {"type": "dict", "required": False, "default_setter": lambda _: {}, "schema": schema}
 
 
@@ -82,7 +82,7 @@ def _texts() -> dict[str, Any]:
 
 
 def _object(allows: Callable[[Any], bool], kind: str) -> dict[str, Any]:
-    """An object of a kind that Cerberus does not know, or None."""
+    """Return the rule of an object of a type that Cerberus does not know, or None."""
 
     def check(field: str, value: Any, error: Callable[[str, str], None]) -> None:
         if value is not None and not allows(value):
@@ -92,12 +92,12 @@ def _object(allows: Callable[[Any], bool], kind: str) -> dict[str, Any]:
 
 
 def _is_session_options(value: Any) -> bool:
-    # By name: there are several onnxruntimes, and none is imported for a look at options.
+    # By name: there are several onnxruntime packages, and none is imported to check options.
     return type(value).__name__ == "SessionOptions" and type(value).__module__.startswith("onnxruntime")
 
 
 def _strategy(value: Any) -> Any:
-    """Ours for onnxruntime's enumeration of the same members."""
+    """Convert a member of onnxruntime's enumeration to the member of the same name."""
     return PropagateCastOpsStrategy.__members__.get(getattr(value, "name", ""), value)
 
 
@@ -183,7 +183,7 @@ OPTIONS = {
         onnx_opset_version=_integer(14, 12, 14),
         enable_onnx_contrib_ops=_switch(True),
     ),
-    # Names of providers, and what each takes; which are known is for the environment to say.
+    # Names of providers, with their options; the known names depend on the environment.
     "provider_options": {
         "type": "dict",
         "required": False,

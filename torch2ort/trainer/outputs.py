@@ -1,4 +1,4 @@
-"""What a step returns."""
+"""The outputs of a step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 class StepOutputs(list):  # type: ignore[type-arg]
     """The outputs of a step, as a list in the order of the model's description.
 
-    The reference says that a step returns a list; the trainer that it describes returned a single output by
-    itself, and code of both kinds was written. So a list of one tensor has that tensor's attributes, and
-    serves as it in ``float()``, in texts and in functions of torch.
+    By the reference, a step returns a list; the trainer that it describes returned a single output as a
+    tensor, and users' code relies on either. So a list of one tensor has that tensor's attributes, and is
+    treated as the tensor by ``float()``, in format strings and by functions of torch.
 
     >>> outputs = StepOutputs([torch.tensor(0.5)])
     >>> outputs[0].item(), outputs.item(), f"{outputs:.2f}"
@@ -42,5 +42,5 @@ def _unwrapped(value: Any) -> Any:
 
 
 def outputs_of(tensors: Iterable[torch.Tensor]) -> StepOutputs:
-    """Return a step's outputs without their history."""
+    """Return a step's outputs, detached from autograd's graph."""
     return StepOutputs(tensor.detach() for tensor in tensors)

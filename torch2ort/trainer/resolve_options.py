@@ -1,4 +1,4 @@
-"""What the options mean for an ORTModule, for the device and for the processes; what cannot be had here."""
+"""Translation of the options to an ORTModule's options and a device; errors for unsupported options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAYERS = "put torch.utils.checkpoint.checkpoint around the layers in the model'
 _CASTS = "casts are where torch.autocast puts them"
 _PIPELINE = "distributed.pipeline_parallel"
 _CAST_OPS = "graph_transformer.propagate_cast_ops_config.propagate_cast_ops"
-# What an option may be, where nothing here can follow other values, and what to do instead.
+# Options of which only some values are supported -> these values, and the alternative.
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{_PIPELINE}.pipeline_parallel_size": ((1,), _STAGES),
     f"{_PIPELINE}.num_pipeline_micro_batches": ((1,), _STAGES),
@@ -48,7 +48,7 @@ def module_options(options: ORTTrainerOptions, folder: str | None) -> Options:
 
     Args:
         options: the trainer's.
-        folder: where graphs of every stage go; ``None`` for nowhere.
+        folder: the folder for graphs of every stage; ``None`` for none.
     """
     session: dict[str, Any] = _of_session(options.session_options)
     deterministic = options.debug.deterministic_compute or session.pop("deterministic", False)
@@ -57,10 +57,10 @@ def module_options(options: ORTTrainerOptions, folder: str | None) -> Options:
 
 
 def refuse_what_is_missing(options: ORTTrainerOptions) -> None:
-    """Refuse options that nothing here can follow.
+    """Raise an error for options that are not supported.
 
     Raises:
-        OptionError: names the option, its value and what to do.
+        OptionError: there is such an option; the error names it, its value and the alternative.
     """
     for path, (allowed, instead) in _ONLY.items():
         value: Any = options
@@ -90,7 +90,7 @@ def refuse_what_is_missing(options: ORTTrainerOptions) -> None:
 
 
 def _providers(given: dict[str, dict[str, Any]]) -> Sequence[Any] | None:
-    """The field of :class:`Options` for ``provider_options``, which have the first choice first, too.
+    """Return the field of :class:`Options` for ``provider_options``; both have the first choice first.
 
     Raises:
         OptionError: the installed onnxruntime lacks a provider.
@@ -109,19 +109,19 @@ def _providers(given: dict[str, dict[str, Any]]) -> Sequence[Any] | None:
         ) from None
 
 
-# Attributes of onnxruntime's SessionOptions that a training session follows.
+# Attributes of onnxruntime's SessionOptions that a training session supports -> the option.
 _FOLLOWED = {"intra_op_num_threads": "intra_op_threads", "use_deterministic_compute": "deterministic"}
 
 
 def _of_session(given: Any) -> dict[str, Any]:
-    """The fields of :class:`Options` for onnxruntime's ``SessionOptions``.
+    """Return the fields of :class:`Options` for onnxruntime's ``SessionOptions``.
 
     Raises:
-        OptionError: something is set that a training session has its own value of.
+        OptionError: an attribute is set for which a training session has its own value.
     """
     if given is None:
         return {}
-    # A class of onnxruntime's, whichever is installed.
+    # The class belongs to whichever onnxruntime package is installed.
     plain = type(given)()
     names = [name for name in dir(plain) if not name.startswith("_") and not callable(getattr(plain, name))]
     changed = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(plain, name)}
@@ -137,7 +137,7 @@ def _of_session(given: Any) -> dict[str, Any]:
 def device_of(options: ORTTrainerOptions) -> torch.device:
     """Return the device to train on.
 
-    ``cuda`` without a number is the GPU of the process's ``local_rank``. Where nobody chose a device and
+    ``cuda`` without a number is the GPU of the process's ``local_rank``. Where the user chose no device and
     there is no GPU, it is the CPU.
 
     Raises:
@@ -168,6 +168,6 @@ def device_of(options: ORTTrainerOptions) -> torch.device:
         device = torch.device("cuda", options.distributed.local_rank)
     if limit:
         total = torch.cuda.get_device_properties(device).total_memory
-        # The graphs' tensors are PyTorch's, and so is what its kernels take.
+        # PyTorch allocates the graphs' tensors and its kernels' memory.
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     return device

@@ -1,4 +1,4 @@
-"""A trainer's state as the reference lays it out, and back."""
+"""Conversion of a trainer's state to the layout of the reference, and back."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ COUNT = "Update_Count"
 
 
 def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return a copy as an array of NumPy."""
+    """Return a copy as a NumPy array."""
     found: np.ndarray[Any, Any] = tensor.detach().cpu().numpy().copy()
     return found
 
 
 def optimizer_state(state: Mapping[str, Any], *, counts_by_weight: bool) -> dict[str, dict[str, Any]]:
-    """Lay out a state of torch2ort.optim by weights.
+    """Convert a state of torch2ort.optim to a layout by weights.
 
     Args:
-        state: as torch2ort.optim has it.
-        counts_by_weight: whether each weight has the number of updates, as with Adam, or all share one, as
-            with LAMB.
+        state: in the layout of torch2ort.optim.
+        counts_by_weight: True if each weight has its number of updates, as with Adam; False if all share
+            one, as with LAMB.
     """
     weights: dict[str, dict[str, Any]] = {}
     for key, moment in MOMENTS.items():
@@ -46,15 +46,15 @@ def optimizer_state(state: Mapping[str, Any], *, counts_by_weight: bool) -> dict
 def into_optimizer_state(
     given: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any], *, strict: bool
 ) -> dict[str, Any]:
-    """Return a state of torch2ort.optim with what was laid out by weights.
+    """Convert a layout by weights to a state of torch2ort.optim.
 
     Args:
-        given: as :func:`optimizer_state` returns it; weights of other processes are left out.
-        state: the present one, of the weights of this process.
-        strict: whether every moment has to be there.
+        given: a result of :func:`optimizer_state`; weights of other processes are ignored.
+        state: the present state, of the weights of this process.
+        strict: True if every moment is required.
 
     Raises:
-        TrainerError: something is missing, or has another shape.
+        TrainerError: a value is missing, or has another shape.
     """
     new: dict[str, Any] = {key: dict(value) for key, value in state.items() if key in MOMENTS}
     counts = [int(np.asarray(given[SHARED][STEP]).ravel()[0])] if STEP in given.get(SHARED, {}) else []
@@ -87,7 +87,7 @@ def fitting(what: str, value: Any, present: torch.Tensor) -> torch.Tensor:
     """Return an array as a tensor like another one.
 
     Raises:
-        TrainerError: its shape is another, or it is no array.
+        TrainerError: its shape differs, or it is no array.
     """
     try:
         tensor = torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value)
@@ -106,10 +106,10 @@ def fitting(what: str, value: Any, present: torch.Tensor) -> torch.Tensor:
 
 
 def check_layout(given: Any) -> None:
-    """Refuse what has not the layout of a trainer's state.
+    """Check that a value has the layout of a trainer's state.
 
     Raises:
-        TrainerError: names what is of another kind.
+        TrainerError: a part has another type; the error names it.
     """
     _need_dict("state", given)
     if MODEL in given:

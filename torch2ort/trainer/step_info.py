@@ -1,4 +1,4 @@
-"""What a step leaves for schedulers, loss scalers and those who watch."""
+"""The information about a step for schedulers, loss scalers and users."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch2ort.trainer.optim.config import _OptimizerConfig
 
 
 class TrainStepInfo:
-    """Where a training stands.
+    """The progress of a training.
 
     Args:
         optimizer_config: the optimizer's hyperparameters.
-        all_finite: whether the gradients of the last update were all finite.
-        fetches: names of the outputs that a step returns; all of them, if it is empty.
-        optimization_step: updates of weights so far.
+        all_finite: True if the gradients of the last update were all finite.
+        fetches: names of the outputs that a step returns; if empty, it returns all.
+        optimization_step: weight updates so far.
         step: calls of ``train_step`` so far.
 
     Raises:

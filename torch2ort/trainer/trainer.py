@@ -1,4 +1,4 @@
-"""ORTTrainer: the documented front end, over ORTModule."""
+"""ORTTrainer: the documented front end, built on ORTModule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch2ort.trainer.step_info import TrainStepInfo
 
 
 class ORTTrainer:
-    """Trains a model on ONNX Runtime: forward, backward, update, step by step.
+    """A trainer of a model on ONNX Runtime: each step runs forward, backward and update.
 
     >>> import torch
     >>> from torch2ort.trainer import ORTTrainer, ORTTrainerOptions, optim
@@ -45,19 +45,19 @@ class ORTTrainer:
     True
 
     Args:
-        model: a ``torch.nn.Module``, whose weights are trained where they are; or an ``onnx.ModelProto``,
-            which is not changed.
+        model: a ``torch.nn.Module``, whose weights are trained in place; or an ``onnx.ModelProto``, which is
+            not changed.
         model_desc: ``{"inputs": [(name, shape)], "outputs": [(name, shape, is_loss)]}``, see
             :class:`~torch2ort.trainer.model_desc.ModelDesc`, or a :class:`ModelDescription`. The names of
             inputs are those of ``forward``'s arguments, or of the ONNX model's inputs.
         optim_config: an ``AdamConfig``, ``LambConfig`` or ``SGDConfig``.
-        loss_fn: takes what `model` returns and the last input, and gives the loss, which becomes the first
-            output; ``None`` where the model returns its loss itself.
+        loss_fn: computes the loss from the outputs of `model` and the last input; the loss becomes the first
+            output. ``None`` where the model returns its loss itself.
         options: see :class:`ORTTrainerOptions`.
 
     Raises:
-        OptionError: a ``ValueError``: an argument is of another kind, arguments do not fit each other, or an
-            option cannot be followed here.
+        OptionError: a ``ValueError``: an argument has the wrong type, arguments do not match each other, or
+            an option is not supported.
         UnsupportedOperatorError: an ONNX model has an operator that cannot be trained.
     """
 
@@ -94,20 +94,21 @@ class ORTTrainer:
     def train_step(
         self, *args: torch.Tensor, fetches: Sequence[str] | None = None, **kwargs: torch.Tensor
     ) -> StepOutputs:
-        """Run forward and backward, and update the weights, every ``gradient_accumulation_steps`` calls.
+        """Run forward and backward; every ``gradient_accumulation_steps`` calls, update the weights.
 
         Args:
             *args: inputs in the order of the description; or one list of all.
-            fetches: names of the outputs to return; ``TrainStepInfo.fetches`` by default, and else all.
+            fetches: names of the outputs to return; by default ``TrainStepInfo.fetches``, or all if that is
+                empty.
             **kwargs: inputs by their names.
 
         Returns:
-            The outputs as a list, without a history; see :class:`~torch2ort.trainer.outputs.StepOutputs`.
-            The loss is not scaled.
+            The outputs as a list, detached; see :class:`~torch2ort.trainer.outputs.StepOutputs`. The loss is
+            not scaled.
 
         Raises:
-            SchemaMismatchError: inputs or outputs are not as described; before anything is updated.
-            OptionError: `fetches` names what is no output.
+            SchemaMismatchError: inputs or outputs differ from the description; nothing is updated then.
+            OptionError: `fetches` contains a name that no output has.
         """
         wanted = self._wanted(fetches)
         inputs, sizes = self._inputs(args, kwargs)
@@ -133,15 +134,16 @@ class ORTTrainer:
 
         Args:
             *args: inputs in the order of the description; or one list of all.
-            fetches: names of the outputs to return; ``TrainStepInfo.fetches`` by default, and else all.
+            fetches: names of the outputs to return; by default ``TrainStepInfo.fetches``, or all if that is
+                empty.
             **kwargs: inputs by their names.
 
         Returns:
             The outputs as a list.
 
         Raises:
-            SchemaMismatchError: inputs or outputs are not as described.
-            OptionError: `fetches` names what is no output.
+            SchemaMismatchError: inputs or outputs differ from the description.
+            OptionError: `fetches` contains a name that no output has.
         """
         wanted = self._wanted(fetches)
         inputs, sizes = self._inputs(args, kwargs)
@@ -156,31 +158,30 @@ class ORTTrainer:
     def save_as_onnx(self, path: str) -> None:
         """Write the model with its present weights, in evaluation mode, as an ONNX file.
 
-        Inputs, outputs and sizes that vary have the description's names, weights those of the model.
+        Inputs, outputs and varying sizes have the description's names, weights those of the model.
 
         Args:
-            path: of the file; its folder exists.
+            path: path of the file; its folder must exist.
 
         Raises:
             TrainerNotStartedError: a ``RuntimeWarning``: there was no ``train_step`` or ``eval_step`` yet,
                 whose inputs the export needs.
             OptionError: a ``ValueError``: `path` is no path of a file in a folder that exists.
-            ExportError: the model cannot be exported with sizes that vary, or in the opset that was asked
-                for.
+            ExportError: the model cannot be exported with varying sizes, or in the requested opset.
         """
         self._graphs.save(path)
 
     def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
-        """Return weights, the optimizer's state, some options and how many steps there were.
+        """Return weights, the optimizer's state, some options and the numbers of steps.
 
         Args:
-            pytorch_format: return the weights and buffers alone, as the model's ``state_dict`` has them.
+            pytorch_format: return only the weights and buffers, in the form of the model's ``state_dict``.
 
         Returns:
-            By default a dict with ``"model"``, ``"optimizer"``, ``"trainer_options"``,
-            ``"train_step_info"``, arrays of NumPy in it, and ``"partition_info"`` where this process has a
-            part of the optimizer's state alone, ``"loss_scaler"`` with mixed precision,
-            ``"accumulated_gradients"`` between two updates. Copies, all of them.
+            By default a dict with ``"model"``, ``"optimizer"``, ``"trainer_options"`` and
+            ``"train_step_info"``. It also has ``"partition_info"`` where this process stores only a part of
+            the optimizer's state, ``"loss_scaler"`` with mixed precision, and ``"accumulated_gradients"``
+            between two updates. Tensors are NumPy arrays. All values are copies.
         """
         if pytorch_format:
             return {name: value.detach().cpu().clone() for name, value in self._whole.tensors().items()}
@@ -210,12 +211,12 @@ class ORTTrainer:
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Take over what :meth:`state_dict` returned, all of it or nothing.
+        """Load a state that :meth:`state_dict` returned, completely or not at all.
 
         Args:
-            state_dict: without ``pytorch_format``. Without an ``"optimizer"``, the optimizer's state stays
-                as it is.
-            strict: refuse names that are missing or unexpected, of weights and of the optimizer's state.
+            state_dict: a state without ``pytorch_format``. Without an ``"optimizer"``, the optimizer's state
+                is not changed.
+            strict: raise an error for missing or unexpected names, of weights and of the optimizer's state.
 
         Raises:
             TrainerError: it is no such state, or one of another model or optimizer.
@@ -257,14 +258,14 @@ class ORTTrainer:
         """Write the state to a file that does not exist yet.
 
         Args:
-            path: of the file, one for each process; or a binary file object.
-            user_dict: what :meth:`load_checkpoint` shall return: tensors, arrays, plain values, and dicts,
+            path: path of the file, one for each process; or a binary file object.
+            user_dict: values that :meth:`load_checkpoint` returns: tensors, arrays, plain values, and dicts,
                 lists and tuples of them.
-            include_optimizer_states: whether the optimizer's state is a part of it.
+            include_optimizer_states: True to include the optimizer's state.
 
         Raises:
             FileExistsError: there is a file at `path`.
-            TrainerError: `user_dict` holds something else.
+            TrainerError: `user_dict` contains an object of another type.
         """
         found = self.state_dict()
         if not include_optimizer_states:
@@ -273,19 +274,19 @@ class ORTTrainer:
         checkpoint.save(path, found, {} if user_dict is None else user_dict)
 
     def load_checkpoint(self, *paths: Any, strict: bool = True) -> dict[str, Any]:
-        """Take over the state in a file, or in the files of several processes together.
+        """Load the state in a file, or in the files of several processes together.
 
         Args:
-            *paths: of the files, in any order. A process of as many as there were may read its own file
-                alone.
+            *paths: paths of the files, in any order. If the number of processes is the same as when they were
+                written, a process may read its own file alone.
             strict: see :meth:`load_state_dict`.
 
         Returns:
             The ``user_dict`` of the file with the lowest rank.
 
         Raises:
-            TrainerError: a file is none of a trainer, files do not belong together, one is missing, or the
-                state is another model's.
+            TrainerError: a file is no trainer's, the files are not of one training, one is missing, or the
+                state is of another model.
         """
         if not paths:
             raise TrainerError("load_checkpoint was given no file; expected one or more paths.")
@@ -300,7 +301,7 @@ class ORTTrainer:
         return loaded[first][1]
 
     def _made_whole(self, model: torch.nn.Module | onnx.ModelProto) -> WholeModel | OnnxModel:
-        """The module that takes the described inputs and returns the described outputs."""
+        """Build the module that takes the described inputs and returns the described outputs."""
         change = self.options._internal_use.extra_postprocess
         if isinstance(model, torch.nn.Module):
             if change is not None:
@@ -322,14 +323,14 @@ class ORTTrainer:
         return OnnxModel(model, self.model_desc)
 
     def _wanted(self, fetches: Sequence[str] | None) -> list[int]:
-        """Positions of the outputs to return."""
+        """Return the positions of the outputs to return."""
         names = self._train_step_info.fetches if fetches is None else fetches
         return self.model_desc.named_outputs(names) if names else list(range(len(self.model_desc.outputs)))
 
     def _inputs(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, int]]:
-        """The inputs in their order, on the device, and the sizes that vary."""
+        """Return the inputs in order, on the device, and the varying sizes."""
         if len(args) == 1 and isinstance(args[0], (list, tuple)):
             args = args[0]
         names = [one.name for one in self.model_desc.inputs]
@@ -360,7 +361,7 @@ class ORTTrainer:
         return contextlib.nullcontext()
 
     def _backward(self, loss: torch.Tensor) -> None:
-        """Add to the gradients, each the mean over the calls between two updates."""
+        """Accumulate the gradients; their sum is the mean over the calls between two updates."""
         if loss.numel() != 1:
             raise SchemaMismatchError(f"The loss has shape {list(loss.shape)}; expected a single number.")
         steps = self.options.batch.gradient_accumulation_steps
@@ -370,7 +371,7 @@ class ORTTrainer:
         part.sum().backward() if part.dim() else part.backward()
 
     def _is_last_backward(self) -> bool:
-        """Tell whether the present call ends with an update."""
+        """Return True if the present call ends with an update."""
         steps: int = self.options.batch.gradient_accumulation_steps
         return self._train_step_info.step % steps == 0
 
@@ -380,7 +381,7 @@ class ORTTrainer:
         return float(self.options.lr_scheduler._step(self._train_step_info)[0])
 
     def _apply(self, lr: float) -> None:
-        """Update the weights by the gradients, unless one of these overflowed."""
+        """Update the weights by the gradients, unless a gradient overflowed."""
         self._processes.reduce(self._parameters)
         info = self._train_step_info
         if self._scaler is not None:
@@ -398,7 +399,7 @@ class ORTTrainer:
             self._scaler.update(info)
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
-        """The weights to train, by name; those that are frozen require no gradients from now on."""
+        """Return the weights to train, by name; frozen weights no longer require gradients."""
         tensors = self._whole.tensors()
         frozen = self.options.utils.frozen_weights
         unknown = [name for name in frozen if name not in tensors]
@@ -416,7 +417,7 @@ class ORTTrainer:
         return trained
 
     def _loaded_optimizer(self, given: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-        """The optimizer's state out of a trainer's."""
+        """Return the optimizer's state in a trainer's state."""
         if state_layout.OPTIMIZER not in given:
             return self._update.state
         name = given.get(state_layout.OPTIONS, {}).get("optimizer_name", self.optim_config.name)
@@ -448,7 +449,7 @@ class ORTTrainer:
 
 
 def _with_scaler(options: ORTTrainerOptions) -> ORTTrainerOptions:
-    """The options, with a scale of the loss where mixed precision has none; those that were given stay."""
+    """Return the options, with a loss scaler where mixed precision has none; `options` is not changed."""
     if not options.mixed_precision.enabled or options.mixed_precision.loss_scaler is not None:
         return options
     completed = copy.copy(options)

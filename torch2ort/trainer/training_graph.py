@@ -1,4 +1,4 @@
-"""A whole step of a trainer as one ONNX graph, to look at: forward, gradients and the update of weights."""
+"""A whole step of a trainer as one ONNX graph, for inspection: forward, gradients and the weight update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch2ort.trainer.optimizer_step import Tensors, Update
 
 
 class _LossFirst(torch.nn.Module):
-    """Returns the loss in front, as an export of a step wants it."""
+    """A module that returns the loss first, as an export of a step requires."""
 
     def __init__(self, whole: WholeModel | OnnxModel, loss: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class _LossFirst(torch.nn.Module):
 
 
 class _Named:
-    """An update that knows the weights by the names that users know."""
+    """An update that calls the weights by the user's names."""
 
     def __init__(self, update: Update, whole: WholeModel | OnnxModel) -> None:
         self.lr = update.lr
@@ -65,23 +65,23 @@ class _Named:
 def training_graph(
     whole: WholeModel | OnnxModel, loss: int, update: Update, inputs: tuple[torch.Tensor, ...]
 ) -> onnx.ModelProto:
-    """Return a step as a graph: inputs, weights and the optimizer's state in; loss, weights and state out.
+    """Return a step as a graph from inputs, weights and optimizer state to loss, weights and state.
 
     Args:
-        whole: the model with its loss, in the mode that it trains in.
+        whole: the model with its loss, in its mode of training.
         loss: position of the loss among its outputs.
-        update: of the weights.
-        inputs: of a step, by whose sizes the graph is exported.
+        update: the update of the weights.
+        inputs: the inputs of a step, which determine the sizes of the graph.
 
     Raises:
-        ExportError: the step cannot be exported as plain ONNX; says why.
+        ExportError: the step cannot be exported as plain ONNX; the error names the reason.
     """
     module = _LossFirst(whole, loss).train(whole.training)
     return export_training(module, inputs, optimizer=_Named(update, whole)).models["train_step.onnx"]
 
 
 def optimized(model: onnx.ModelProto, path: Path) -> None:
-    """Let ONNX Runtime write a graph as it would run it.
+    """Write a graph in the form that ONNX Runtime runs, after its optimizations.
 
     Args:
         model: the graph.

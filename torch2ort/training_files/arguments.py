@@ -1,4 +1,4 @@
-"""What an export of a training step is asked for, checked before anything is traced."""
+"""Checks of the arguments of a training step's export, before anything is traced."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch2ort.errors import ExportError, OptionError
 
 
 def check_arguments(model: Any, loss: Any, optimizer: Any, metrics: Any) -> None:
-    """Refuse arguments of another kind.
+    """Check the types of the arguments.
 
     Raises:
-        ExportError: the model is none.
-        OptionError: another argument is of another kind.
+        ExportError: the model is no torch.nn.Module.
+        OptionError: another argument has the wrong type.
     """
     if not isinstance(model, torch.nn.Module):
         raise ExportError(f"export_training: expected a torch.nn.Module, got {type(model).__name__}")
@@ -38,10 +38,10 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, metrics: Any) -> None
 
 
 def check_results(models: Mapping[str, onnx.ModelProto], results: list[str]) -> None:
-    """Refuse metrics whose names the graphs have for something else, or whose values no array holds.
+    """Check that no metric has the name of another tensor of the graphs, or a dtype without NumPy arrays.
 
     Raises:
-        OptionError: there is such a one.
+        OptionError: there is such a metric.
     """
     for model in models.values():
         types = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
@@ -56,7 +56,7 @@ def check_results(models: Mapping[str, onnx.ModelProto], results: list[str]) -> 
 
 
 def name_taken(name: str) -> OptionError:
-    """The error for a metric whose name something else has."""
+    """Return the error for a metric whose name another tensor has."""
     return OptionError(
         f"metrics[{name!r}]: a graph of the training step has that name for another tensor; give the metric "
         f"another one"
@@ -64,7 +64,7 @@ def name_taken(name: str) -> OptionError:
 
 
 def input_taken(name: str) -> ExportError:
-    """The error for an argument of the model whose name something else has."""
+    """Return the error for an argument of the model whose name another input has."""
     return ExportError(
         f"the model's argument {name!r} has the name of another input of the training step; give the "
         f"argument another name"

@@ -1,4 +1,4 @@
-"""Two translated graphs as one: the second reads what the first gave."""
+"""Concatenation of two translated graphs: the second reads outputs of the first."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch2ort.training_files.lowered_step import Part, named
 def joined(
     first: Part, second: Part, connected: Mapping[str, str], shared: Collection[str] = ()
 ) -> onnx.ModelProto:
-    """A file of both.
+    """Join two graphs to one file.
 
     Args:
-        first: runs first.
-        second: runs then.
+        first: the graph that runs first.
+        second: the graph that runs after it.
         connected: input of ``second`` -> output of ``first`` that it reads, which is no output of the file.
         shared: inputs that both have.
 
     Raises:
-        ExportError: it is larger than a file of protobuf may be, or inputs that are not shared have one name.
-        OptionError: a metric, which the first gives, has the name of what the second gives.
+        ExportError: the file is larger than protobuf allows, or inputs that are not shared have one name.
+        OptionError: a metric, an output of the first, has the name of an output of the second.
     """
     model, other = first.model(), second.model()
     given = dict(zip(first.inputs, model.graph.inputs, strict=True))
@@ -50,7 +50,7 @@ def joined(
 
 
 def _rename(graph: ir.Graph, other: ir.Graph) -> None:
-    """Give nodes and values of ``other`` names that ``graph`` does not have."""
+    """Rename nodes and values of ``other`` whose names ``graph`` has, too."""
     for things in ((_values(graph), _values(other)), (list(graph), list(other))):
         taken = {one.name for one in things[0]}
         number = 0
@@ -70,7 +70,7 @@ def _results(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def _move(graph: ir.Graph, target: ir.Graph, outputs: Sequence[ir.Value]) -> None:
-    """Put what is in a graph at the end of another one, whose own outputs become ``outputs``."""
+    """Append a graph's nodes and outputs to another graph, whose own outputs become ``outputs``."""
     for name, value in list(graph.initializers.items()):
         del graph.initializers[name]
         target.register_initializer(value)

@@ -1,7 +1,7 @@
-"""Random numbers of a step's own: a hash of a seed, of the call, and of each element's position.
+"""Counter-based random numbers of a step: a hash of a seed, of the call, and of each element's position.
 
-ONNX Runtime's random operators have generators of a session's own, which no checkpoint holds. Here the seed
-is an input: a step with the same seed and number draws the same, on every machine.
+ONNX Runtime's random operators have generators in the session, which no checkpoint contains. Here the seed
+is an input: a step with the same seed and step number draws the same numbers on every machine.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torch2ort.program.kernel_sites import arguments_of, is_random
 from torch2ort.support.provenance import source_line
 
 aten = torch.ops.aten
-# In 31 bits, so that no product of two leaves 64: ONNX has shifts for unsigned numbers alone.
+# Numbers have 31 bits, so a product of two fits into 64: ONNX has shifts of unsigned integers alone.
 _BITS = 31
 _MASK = (1 << _BITS) - 1
-# What float32 holds exactly.
+# The number of bits of an integer that float32 represents exactly.
 _DIGITS = 24
 
 
 def draw_from_seed(graph: torch.fx.Graph, seed: torch.fx.Node) -> None:
-    """Put draws from ``seed`` in the place of PyTorch's random operators.
+    """Replace PyTorch's random operators by draws from ``seed``.
 
     Args:
-        graph: functional; changed in place.
-        seed: gives int64 of shape (2,): the seed, and the number of the step.
+        graph: a functional graph; changed in place.
+        seed: a node of int64 and shape (2,): the seed, and the number of the step.
 
     Raises:
-        UnsupportedOperatorError: an operator draws from a distribution that is not known here.
+        UnsupportedOperatorError: an operator draws from a distribution that is not implemented here.
     """
     count = 0
     for node in list(graph.nodes):
@@ -54,7 +54,7 @@ def draw_from_seed(graph: torch.fx.Graph, seed: torch.fx.Node) -> None:
 
 
 def _like(node: torch.fx.Node, arguments: dict[str, Any]) -> list[Any]:
-    """The tensors that a random operator takes: the one that says the size first."""
+    """Return the tensors that a random operator takes, first the one that determines the size."""
     if node.target is internal_ops.dropout_noise:
         return [arguments["like"]]
     first = arguments.get("self", arguments.get("input"))
@@ -91,8 +91,8 @@ def _results(
 
 def _refuse(node: torch.fx.Node) -> NoReturn:
     raise UnsupportedOperatorError(
-        f"{node.target} at {source_line(node)} draws random numbers in a way that a file of a training step "
-        f"cannot. It knows dropout, bernoulli, rand_like and randn_like: write it with those"
+        f"{node.target} at {source_line(node)} draws random numbers from a distribution that a file of a "
+        f"training step does not support. Write it with dropout, bernoulli, rand_like or randn_like"
     )
 
 
@@ -105,17 +105,17 @@ def _kept(like: torch.Tensor, seed: torch.Tensor, salt: int, p: float) -> torch.
 
 
 def _normal(like: torch.Tensor, seed: torch.Tensor, salt: int) -> torch.Tensor:
-    """By Box and Muller."""
-    # Above zero, which has no logarithm.
+    """Compute normally distributed numbers by the Box-Muller transform."""
+    # Above zero, as zero has no logarithm.
     radius = 1 - _uniform(like, seed, 2 * salt + (1 << 20))
     angle = _uniform(like, seed, 2 * salt + 1 + (1 << 20))
     return torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * math.pi * angle)
 
 
 def _uniform(like: torch.Tensor, seed: torch.Tensor, salt: int) -> torch.Tensor:
-    """A float32 number from 0 to below 1 for each element of ``like``."""
+    """Compute a float32 number in [0, 1) for each element of ``like``."""
     key = _mixed((seed[0] & _MASK) ^ _mixed((seed[1] & _MASK) ^ ((salt * 0x9E3779B1) & _MASK)))
-    # A number for each element without a limit on how many there are, other than the mask's.
+    # One number per element; the mask alone limits their count.
     position = torch.arange(like.numel(), dtype=torch.int64, device=like.device).reshape(like.shape)
     bits = _mixed((position ^ key) & _MASK)
     bits = _mixed((bits + key) & _MASK)
@@ -123,7 +123,7 @@ def _uniform(like: torch.Tensor, seed: torch.Tensor, salt: int) -> torch.Tensor:
 
 
 def _mixed(bits: torch.Tensor) -> torch.Tensor:
-    """Each bit of a number depends on all: products with odd numbers, and the upper half on the lower."""
+    """Mix the bits of a number, by products with odd numbers and xors with its upper half."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x46CA6B01), (16, 0x2C1B3C6D)):
         upper = torch.div(bits, 1 << shift, rounding_mode="floor")
         bits = ((bits ^ upper) * factor) & _MASK

@@ -27,23 +27,23 @@ def without_gradients(
     options: Options,
     functions: dict[str, Site],
 ) -> tuple[onnx.ModelProto, list[str], list[str]]:
-    """A graph of one call in evaluation mode.
+    """Export a graph of one call in evaluation mode.
 
     Args:
         model: the model.
         call: the sample call.
         names: the name of each parameter and buffer in the ``state_dict``, by the tensor's id.
-        state: names that stay inputs, of parameters and buffers; the others become constants.
-        results: names of the outputs; ``None`` takes the model's own.
-        options: of the export.
-        functions: gets the site of each Function that stays one, by its key.
+        state: names of the parameters and buffers that stay inputs; the others become constants.
+        results: names of the outputs; ``None`` for the model's own names.
+        options: options of the export.
+        functions: receives the site of each Function that the graph calls, by its key.
 
     Returns:
         The graph, the names among ``state`` that it takes, and the names of its outputs.
 
     Raises:
         ExportError: the model cannot be exported.
-        UnsupportedOperatorError: an operator has no translation to ONNX's own.
+        UnsupportedOperatorError: an operator has no translation to ONNX's operators.
     """
     target = plain_target(options.opset, is_step=False)
     program = build(model, call, training=False, target=target, options=options)

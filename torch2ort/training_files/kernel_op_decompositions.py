@@ -1,4 +1,4 @@
-"""Operators that elsewhere go to PyTorch's kernels for what they check or for their derivative."""
+"""Decompositions of operators that other targets run in PyTorch's kernel, for its checks or derivative."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Parts = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
 def take_apart(graph: torch.fx.Graph) -> None:
-    """Put others in their place, before autograd sees them.
+    """Replace these operators by others, before autograd differentiates the graph.
 
     Args:
         graph: changed in place.
@@ -36,7 +36,7 @@ def take_apart(graph: torch.fx.Graph) -> None:
 def _one_hot(arguments: dict[str, Any]) -> _Parts:
     def run(classes: torch.Tensor) -> Sequence[torch.Tensor]:
         every = torch.arange(arguments["num_classes"], device=classes.device)
-        # A look-up in a table checks what it is given; a comparison would find no class and say nothing.
+        # A look-up in a table checks its index; a comparison would silently find no class.
         found = every.index_select(0, classes.reshape(-1)).reshape(classes.shape)
         return [(found.unsqueeze(-1) == every).to(torch.int64)]
 

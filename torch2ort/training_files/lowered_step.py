@@ -1,4 +1,4 @@
-"""The graph of one file, translated and named."""
+"""The translation of one file's graph, and the names of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch2ort.runtime.workarounds import exact
 from torch2ort.symbolics.value_names import name_interface
 from torch2ort.training_files.step_graph import StepGraph
 
-# What protobuf writes at most.
+# The largest message of protobuf.
 _MOST_BYTES = (1 << 31) - 1
 
 
@@ -33,10 +33,10 @@ class Part:
 
     Attributes:
         proto: the graph.
-        inputs: of each input, in order.
-        outputs: of each output, in order.
+        inputs: the name of each input, in order.
+        outputs: the name of each output, in order.
         constants: values of inputs that become constants.
-        calls: whether it calls Functions.
+        calls: True if it calls Functions.
     """
 
     proto: onnx.ModelProto
@@ -46,14 +46,14 @@ class Part:
     calls: bool
 
     def model(self) -> ir.Model:
-        """The graph, to be changed: what is renamed in it is so in its proto, too."""
+        """Return a copy of the graph that may be changed: renaming a value would also change its proto."""
         return ir.from_proto(copy.deepcopy(self.proto))
 
     def file(self) -> onnx.ModelProto:
-        """The graph with its names, and with its constants in it.
+        """Return the graph with its names and its constants.
 
         Raises:
-            ExportError: the graph is larger than a file of protobuf may be.
+            ExportError: the graph is larger than protobuf allows.
         """
         return named(self.model(), self.inputs, self.outputs, self.constants, self.calls)
 
@@ -63,11 +63,11 @@ def lower_step(made: StepGraph, target: Target, functions: dict[str, Site]) -> P
 
     Args:
         made: the graph.
-        target: what it is for.
-        functions: gets the site of each Function that stays one, by its key.
+        target: the runtime of the file.
+        functions: receives the site of each Function that the graph calls, by its key.
 
     Raises:
-        UnsupportedOperatorError: an operator has no translation to ONNX's own.
+        UnsupportedOperatorError: an operator has no translation to ONNX's operators.
     """
     lowered = lower_half(made.finished(), target)
     functions.update({site.key: site for site in lowered.calls.values()})
@@ -89,17 +89,17 @@ def named(
     constants: Mapping[str, torch.Tensor],
     calls: bool,
 ) -> onnx.ModelProto:
-    """A graph with the names of its inputs and outputs, and with its constants in it.
+    """Return a graph with the names of its inputs and outputs, and with its constants.
 
     Args:
         model: the graph; it is changed.
-        inputs: of each input, in order.
-        outputs: of each output, in order.
+        inputs: the name of each input, in order.
+        outputs: the name of each output, in order.
         constants: values of inputs that become constants.
-        calls: whether it calls Functions.
+        calls: True if it calls Functions.
 
     Raises:
-        ExportError: it is larger than a file of protobuf may be.
+        ExportError: it is larger than protobuf allows.
     """
     name_interface(model.graph, inputs, outputs, "")
     for value in list(model.graph.inputs):
@@ -119,7 +119,7 @@ def named(
 
 
 def _tie_derivatives(graph: ir.Graph, lowered: Lowered) -> None:
-    """Have each derivative of a Function name the call that it is one of, and run after it."""
+    """Let each derivative of a Function name its forward call, and run after that call."""
     calls = {site.key: name for name, site in lowered.calls.items()}
     pairs = {name: calls[site.key] for name, site in lowered.derivatives.items()}
     for node in graph:

@@ -1,4 +1,4 @@
-"""A model with its loss and metrics, as one module whose results are those of a step."""
+"""A model with its loss and metrics as one module, whose outputs are the results of a step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Metrics = Mapping[str, Callable[..., torch.Tensor]]
 
 
 class WithLoss(torch.nn.Module):
-    """Gives the loss and the metrics of a batch.
+    """A module that returns the loss and the metrics of a batch.
 
     Args:
-        model: the model; its parameters are those of ``model.`` here.
-        loss: a function of outputs and targets; ``None`` if the model gives its loss first.
+        model: the model; its parameters have the prefix ``model.`` here.
+        loss: a function of outputs and targets; ``None`` if the model returns its loss first.
         metrics: functions of outputs and targets, or of the outputs where there is no ``loss``.
     """
 
@@ -37,7 +37,7 @@ class WithLoss(torch.nn.Module):
             self.training = self.training or loss.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """The loss and the metrics."""
+        """Return the loss and the metrics."""
         targets: tuple[Any, ...] = ()
         if self.loss is not None:
             inputs, target = args
@@ -57,7 +57,7 @@ class WithLoss(torch.nn.Module):
 
 
 def call(model: torch.nn.Module, inputs: Any) -> Any:
-    """Call a model with a sample, as :func:`torch2ort.export` takes one."""
+    """Call a model with a sample, in the form that :func:`torch2ort.export` accepts."""
     if type(inputs) is tuple:
         return model(*inputs)
     return model(**inputs) if type(inputs) is dict else model(inputs)

@@ -1,4 +1,4 @@
-"""What the graph of a training step is translated for: ONNX's own operators, whatever runs them."""
+"""The target of a training step's graph: ONNX's own operators, in any runtime."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ aten = torch.ops.aten
 
 
 def plain_target(opset: int | None, *, is_step: bool, training: bool = False) -> Target:
-    """What a graph without PyTorch's kernels is for.
+    """Return the target of a graph without PyTorch's kernels.
 
     Args:
         opset: version of ONNX's operators; ``None`` for the default.
-        is_step: whether its Functions have a backward in it, too.
-        training: the mode that was traced.
+        is_step: True if the graph contains the backward of its Functions, too.
+        training: the mode of the traced model.
 
     Raises:
-        OptionError: the installed onnx or onnxruntime does not take the opset.
+        OptionError: the installed onnx or onnxruntime does not support the opset.
     """
     return Target(
         opset=checked_opset(opset),
@@ -52,7 +52,7 @@ def _with_derivatives(table: Table) -> Table:
 
 
 def _gelu(self: ir.Value, approximate: str = "none") -> ir.Value:
-    """Written out: ONNX has an operator from opset 20 on alone, and runtimes fuse these."""
+    """Translate gelu to its parts: ONNX has the operator only since opset 20, and runtimes fuse the parts."""
     dtype = self.dtype.numpy()  # type: ignore[union-attr]
 
     def number(value: float) -> ir.Value:
@@ -63,7 +63,7 @@ def _gelu(self: ir.Value, approximate: str = "none") -> ir.Value:
         inner = op("Add", self, op("Mul", cube, number(0.044715)))
         whole = op("Tanh", op("Mul", inner, number(math.sqrt(2 / math.pi))))
     else:
-        # Of what is no number the product is none, whatever Erf says.
+        # For NaN the product is NaN, whatever Erf returns.
         whole = op("Erf", op("Div", self, number(math.sqrt(2))))
     return op("Mul", op("Mul", self, op("Add", whole, number(1))), number(0.5))
 
@@ -77,7 +77,7 @@ def _max_pool(axes: int) -> Callable[..., Sequence[ir.Value]]:
         dilation: Sequence[int] = (1,),
         ceil_mode: bool = False,
     ) -> Sequence[ir.Value]:
-        """The largest of each window, and where in its plane it stands."""
+        """Return the maximum of each window, and its index within the plane."""
         if ceil_mode:
             raise UnsupportedOperatorError(
                 "max_pool with ceil_mode=True counts windows otherwise than ONNX. Pad the input instead"
@@ -95,7 +95,7 @@ def _max_pool(axes: int) -> Callable[..., Sequence[ir.Value]]:
             pads=[*full[2], *full[2]],
             dilations=full[3],
         )
-        # ONNX counts through the whole tensor, PyTorch anew in each plane.
+        # ONNX's indices refer to the whole tensor, PyTorch's to each plane.
         rank = len(self.shape)
         cells = op("ReduceProd", op("Shape", self, start=rank - axes, end=rank), keepdims=0)
         within = op("Mod", places, cells)
@@ -108,7 +108,7 @@ def _max_pool(axes: int) -> Callable[..., Sequence[ir.Value]]:
 
 def _product(letters: str) -> Callable[[ir.Value, ir.Value], ir.Value]:
     def translate(self: ir.Value, other: ir.Value) -> ir.Value:
-        """In double an Einsum: of a product and a transposition runtimes make an operator without doubles."""
+        """Translate to Einsum in double: runtimes fuse MatMul and Transpose to an operator without double."""
         if self.dtype == ir.DataType.DOUBLE:
             return op("Einsum", self, other, equation=letters)
         return op("MatMul", self, other)
@@ -116,11 +116,11 @@ def _product(letters: str) -> Callable[[ir.Value, ir.Value], ir.Value]:
     return translate
 
 
-# PyTorch has composites of these two, which no table takes apart.
+# PyTorch has composites of the next two operators, which no table decomposes.
 
 
 def _silu_backward(grad_output: ir.Value, self: ir.Value) -> ir.Value:
-    """The derivative of ``x sigmoid(x)``."""
+    """Translate the derivative of ``x sigmoid(x)``."""
     one = constant(np.array(1, self.dtype.numpy()))  # type: ignore[union-attr]
     part = quotient(self)
     slope = op("Mul", part, op("Add", one, op("Mul", self, op("Sub", one, part))))
@@ -128,7 +128,7 @@ def _silu_backward(grad_output: ir.Value, self: ir.Value) -> ir.Value:
 
 
 def _mish_backward(grad_output: ir.Value, self: ir.Value) -> ir.Value:
-    """The derivative of ``x tanh(softplus(x))``."""
+    """Translate the derivative of ``x tanh(softplus(x))``."""
     one = constant(np.array(1, self.dtype.numpy()))  # type: ignore[union-attr]
     zero = constant(np.array(0, self.dtype.numpy()))  # type: ignore[union-attr]
     small = op("Log", op("Add", one, op("Exp", op("Neg", op("Abs", self)))))

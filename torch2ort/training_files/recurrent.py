@@ -1,4 +1,4 @@
-"""Recurrent nets, step by step, as autograd differentiates nothing of theirs in a trace."""
+"""Recurrent layers unrolled to their steps, as autograd cannot differentiate their operators in a trace."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ aten = torch.ops.aten
 
 
 def unroll(graph: torch.fx.Graph) -> None:
-    """Put the steps of recurrent nets in their place.
+    """Replace the operators of recurrent layers by their steps.
 
     Args:
         graph: changed in place.
 
     Raises:
-        UnsupportedOperatorError: one has a length that varies, or dropout between its layers.
+        UnsupportedOperatorError: one has a varying length, or dropout between its layers.
     """
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_recurrent(node.target):
@@ -92,7 +92,8 @@ def _layer(
     backwards: bool,
 ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
     biases = weights[2:4] if biased else (None, None)
-    # What all steps have in common stands in front of them: a file, and an export, is as long as its steps.
+    # The operators that all steps share come first: the size of a file and the time of an export grow with
+    # the operators of each step.
     weight = weights[1].t()
     projection = [matrix.t() for matrix in weights[4 if biased else 2 :]]
     given = torch.nn.functional.linear(sequence, weights[0], biases[0])
@@ -100,7 +101,7 @@ def _layer(
     if bias is not None and cell is not _gru:
         given, bias = given + bias, None
     outputs = []
-    # Each apart: the gradient of one that is selected is as large as all of them.
+    # Split at once: the gradient of a single select would be as large as the whole tensor.
     parts = given.unbind(0)
     for part in reversed(parts) if backwards else parts:
         state = cell(part, state, weight, bias)

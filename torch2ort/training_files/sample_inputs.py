@@ -1,4 +1,4 @@
-"""The sample of a training step: its call, and its structure for those who know no PyTorch."""
+"""The sample of a training step: its call, and its structure for readers of the files without PyTorch."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from torch2ort.errors import ExportError, SchemaError
 
 
 def call_of(model: torch.nn.Module, sample: Any, dynamic_shapes: Any, *, has_loss: bool) -> tuple[Call, Any]:
-    """The call that a step is traced with.
+    """Return the call with which a step is traced.
 
     Args:
         model: the model.
         sample: a batch.
-        dynamic_shapes: of :func:`torch2ort.export_training`.
-        has_loss: whether the sample has inputs and targets.
+        dynamic_shapes: the argument of :func:`torch2ort.export_training`.
+        has_loss: True if the sample has inputs and targets.
 
     Returns:
         The call, and the structure of a batch with the names of its tensors.
 
     Raises:
-        ExportError: the sample is no pair where it has to be one, or ``dynamic_shapes`` is not like it.
-        SchemaError: it holds something that cannot be flattened.
+        ExportError: the sample is no pair where it must be one, or ``dynamic_shapes`` has another structure.
+        SchemaError: the sample contains an object that cannot be flattened.
     """
     apart = _apart(sample, "sample")
     if has_loss:
@@ -46,7 +46,7 @@ def call_of(model: torch.nn.Module, sample: Any, dynamic_shapes: Any, *, has_los
 
 
 def inputs_call(model: torch.nn.Module, sample: Any, dynamic_shapes: Any, *, has_loss: bool) -> Call:
-    """The call of the model alone."""
+    """Return the call of the model alone."""
     apart = _apart(sample, "sample")
     if not has_loss:
         return _bound(model.forward, apart, dynamic_shapes)[0]
@@ -61,11 +61,11 @@ def inputs_call(model: torch.nn.Module, sample: Any, dynamic_shapes: Any, *, has
 
 
 def _pair(inputs: Any, targets: Any) -> None:
-    """Names the two parts of a batch."""
+    """Name the two parts of a batch, by the parameters; never called."""
 
 
 def _bound(function: Callable[..., Any], sample: Any, dynamic_shapes: Any) -> tuple[Call, list[torch.Tensor]]:
-    """A call, and the sample's own tensors in its order."""
+    """Return a call, and the sample's own tensors in the call's order."""
     signature = io_schema.Signature.of(function)
     args, keywords = (sample, {}) if type(sample) is tuple else ((), sample)
     if type(sample) not in (tuple, dict):
@@ -78,10 +78,10 @@ def _bound(function: Callable[..., Any], sample: Any, dynamic_shapes: Any) -> tu
 
 
 def _apart(value: Any, path: str) -> Any:
-    """The sample with each tensor an object of its own.
+    """Return the sample with a distinct tensor object at each place.
 
     Raises:
-        SchemaError: a container is none that a file can describe.
+        SchemaError: a file cannot describe one of the containers.
     """
     if isinstance(value, torch.Tensor):
         return value.detach()
@@ -90,7 +90,7 @@ def _apart(value: Any, path: str) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise SchemaError(
-                f"{path}: a dict with keys that are no texts; a file of a training step has texts"
+                f"{path}: a dict with keys that are not strings; a file of a training step has strings alone"
             )
         return {key: _apart(item, f"{path}[{key!r}]") for key, item in value.items()}
     if value is None or type(value) in (bool, int, float, str):

@@ -1,4 +1,4 @@
-"""Attention as products and a softmax, before autograd makes a kernel's derivative of it."""
+"""Decomposition of attention to products and a softmax, before autograd chooses a kernel's derivative."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATTENTION = aten.scaled_dot_product_attention.default
 
 
 def write_out(graph: torch.fx.Graph) -> None:
-    """Put the parts of each attention in its place.
+    """Replace each attention by its parts.
 
     Args:
         graph: changed in place.
@@ -39,7 +39,7 @@ def _parts(arguments: dict[str, Any]) -> Callable[..., list[torch.Tensor]]:
     def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask: torch.Tensor) -> Any:
         hidden = mask[0] if mask else None
         if hidden is not None and hidden.dtype == torch.bool:
-            # What calls these parts in PyTorch has done so.
+            # PyTorch's caller of these parts converts the mask in the same way.
             seen = torch.zeros((), dtype=query.dtype, device=query.device)
             hidden = torch.where(hidden, seen, torch.full_like(seen, -math.inf))
         output, _ = aten._scaled_dot_product_attention_math(

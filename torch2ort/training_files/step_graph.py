@@ -1,4 +1,4 @@
-"""The graph of one file: forward, backward, and what is done with the gradients."""
+"""The graph of one file: forward, backward, and the use of the gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepGraph:
     """A graph under construction.
 
     Attributes:
-        mode: of its fake tensors.
+        mode: the mode of its fake tensors.
         graph: its nodes.
         inputs: name -> placeholder, in order.
         outputs: name -> node, in order.
@@ -46,7 +46,7 @@ class StepGraph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def input(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.fx.Node:
-        """One more input of a fixed shape.
+        """Add an input of a fixed shape.
 
         Raises:
             ExportError: an argument of the model has its name.
@@ -59,7 +59,7 @@ class StepGraph:
         return made
 
     def input_like(self, name: str, node: torch.fx.Node) -> torch.fx.Node:
-        """One more input, as a node of another graph of the same mode gives it.
+        """Add an input of the shape and dtype of a node of another graph of the same mode.
 
         Raises:
             ExportError: an argument of the model has its name.
@@ -76,11 +76,11 @@ class StepGraph:
     def compute(
         self, function: Callable[..., Sequence[torch.Tensor]], arguments: Sequence[torch.fx.Node]
     ) -> list[torch.fx.Node]:
-        """The nodes of what plain PyTorch code computes."""
+        """Add the operators of plain PyTorch code, and return the nodes of its results."""
         return inline(self.graph, function, arguments)
 
     def finished(self) -> Half:
-        """The graph, as what is translated."""
+        """Finish the graph, and return it for the translation."""
         seed = self.inputs.get(SEED)
         if seed is not None:
             draw_from_seed(self.graph, seed)
@@ -91,17 +91,17 @@ class StepGraph:
 
 
 def mode_of(step: TracedStep) -> Any:
-    """The mode of a traced step's fake tensors."""
+    """Return the mode of a traced step's fake tensors."""
     return next(iter(step.joint.inputs)).meta["val"].fake_mode
 
 
 def draws(step: TracedStep) -> bool:
-    """Whether a step draws random numbers."""
+    """Return True if a step draws random numbers."""
     return any(is_random(node) for node in step.joint.graph_module.graph.nodes)
 
 
 def place_inputs(made: StepGraph, step: TracedStep) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Give a graph the inputs of a step: its batch, parameters, buffers, and constants.
+    """Add the inputs of a step to a graph: its batch, parameters, buffers, and constants.
 
     Returns:
         Node of the joint graph -> placeholder.
@@ -122,15 +122,15 @@ def place_inputs(made: StepGraph, step: TracedStep) -> dict[torch.fx.Node, torch
 def add_step(
     made: StepGraph, step: TracedStep, values: dict[torch.fx.Node, torch.fx.Node]
 ) -> dict[str, torch.fx.Node]:
-    """Put forward and backward into a graph.
+    """Add forward and backward to a graph.
 
     Args:
         made: the graph, with its inputs.
         step: the step.
-        values: of :func:`place_inputs`; the nodes of forward and backward come to them.
+        values: the result of :func:`place_inputs`; the nodes of forward and backward are added to it.
 
     Returns:
-        The gradient of each parameter that has one.
+        Name of a parameter that has a gradient -> the gradient.
     """
     joint, sizes = step.joint, SizeNodes(made.graph)
     for node in joint.graph_module.graph.nodes:
@@ -157,7 +157,7 @@ def _ones(graph: torch.fx.Graph, node: torch.fx.Node, *, loss: bool) -> torch.fx
 
 
 def _is_token(node: torch.fx.Node) -> bool:
-    """Whether a node ties a Function's backward to its forward, and is no tensor of the model's."""
+    """Return True if a node is a token, which ties a Function's backward to its forward."""
     if node.target is not operator.getitem:
         return False
     call, position = node.args

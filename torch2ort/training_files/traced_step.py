@@ -1,4 +1,4 @@
-"""A model, its loss and its gradients, traced: what all files of a training step are made of."""
+"""The trace of a model, its loss and its gradients, from which all files of a training step are made."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from torch2ort.training_files.sdpa_decomposition import write_out
 
 @dataclass(frozen=True)
 class StepInput:
-    """What an input of a traced step is.
+    """The description of an input of a traced step.
 
     Attributes:
         kind: ``"batch"``, ``"parameter"``, ``"buffer"`` (which the step changes) or ``"constant"``.
-        name: of the graph's input, or in the model's ``state_dict``; a constant has one of its own.
+        name: the name of the graph's input, or in the model's ``state_dict``; a constant has a new name.
         value: the tensor; ``None`` for one of the batch.
     """
 
@@ -49,10 +49,10 @@ class TracedStep:
 
     Attributes:
         joint: the graph.
-        given: what each input of it is, by its position.
-        reached: positions of the inputs that the loss gives a gradient.
+        given: position of an input of the graph -> its description.
+        reached: positions of the inputs for which the loss has a gradient.
         program: the export of the forward.
-        known: how many conditions on sizes the description of the batch holds.
+        known: the number of conditions on sizes in the description of the batch.
     """
 
     joint: Joint
@@ -69,11 +69,11 @@ def trace_step(wrapped: WithLoss, call: Call, trained: Collection[str], options:
         wrapped: the model with its loss.
         call: a sample batch.
         trained: names, in ``wrapped``, of the parameters that are trained.
-        options: of the export.
+        options: options of the export.
 
     Raises:
-        ExportError: the model cannot be exported, or does in a step what no file can.
-        UnsupportedOperatorError: an operator fits into no graph.
+        ExportError: the model cannot be exported, or has an effect in a step that no file can have.
+        UnsupportedOperatorError: an operator cannot be in a graph.
     """
     rules = GradientRules(source=GradientSource.PROGRAM)
     target = replace(target_of(options), gradients=rules, training=wrapped.training)
@@ -87,14 +87,14 @@ def trace_step(wrapped: WithLoss, call: Call, trained: Collection[str], options:
     source = map_calls(source, required, target)
     joint, reach = trace_joint(source, required, has_kernels=False)
     given = _given(program, source, joint, required, state_names(wrapped.model, wrapped))
-    # Calls of Functions are as good as operators: what a run of theirs leaves out, no file sees.
+    # Calls of Functions count as operators: a file does not know which gradients a run of theirs omits.
     reached = reach.renamed(range(len(source.feeds)), {}, {}).inputs([0])
     return TracedStep(joint, given, reached, program, source.conditions)
 
 
 @contextlib.contextmanager
 def requiring(module: torch.nn.Module, trained: Collection[str]) -> Iterator[None]:
-    """Have the parameters of these names require a gradient, and no others."""
+    """Context in which the parameters of these names require a gradient, and no others."""
     flags = {parameter: parameter.requires_grad for parameter in module.parameters()}
     wanted = {p for name, p in module.named_parameters(remove_duplicate=False) if name in trained}
     try:
@@ -123,16 +123,16 @@ def _refuse_effects(wrapped: WithLoss, program: Program) -> None:
 
 
 def _origin(program: Program, feed: str | Constant) -> str:
-    """The name in the wrapper of what a feed is; empty for a batch's."""
+    """Return the name of a feed in the wrapper; empty for one of the batch."""
     return program.signature.weights.get(feed, "") if isinstance(feed, str) else feed.owner
 
 
 def state_names(model: torch.nn.Module, within: torch.nn.Module) -> dict[int, str]:
-    """The name of each parameter and buffer in a ``state_dict``, by the tensor's id; the first of several.
+    """Map the id of each parameter and buffer to its name in a ``state_dict``; the first of several names.
 
     Args:
-        model: the model, whose names go without a prefix.
-        within: a module that holds it.
+        model: the model, whose names have no prefix.
+        within: a module that contains it.
     """
     found: dict[int, str] = {}
     for module in (model, within):
@@ -161,7 +161,7 @@ def _given(
                 _refuse_write(joint, position, "a tensor that is no buffer")
             found[position] = StepInput("buffer", name, value)
         else:
-            # A tied one may stand at several positions.
+            # A tied constant may have several positions.
             found[position] = StepInput("constant", f"constant.{position}.{name}", value)
     _refuse_twice([given.name for given in found.values()])
     return found

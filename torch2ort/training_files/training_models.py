@@ -1,4 +1,4 @@
-"""Each file of a training step as ONNX."""
+"""The ONNX files of a training step."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ Optimizer = Callable[..., Any]
 
 
 def updated(name: str) -> str:
-    """The output that becomes the input ``name`` of the next step."""
+    """Return the name of the output that becomes the input ``name`` of the next step."""
     return f"updated.{name}"
 
 
 def accumulated(name: str) -> str:
-    """The input that holds the sum of a parameter's gradients, named as ONNX Runtime's tools name it."""
+    """Return the name of the input that is the sum of a parameter's gradients, as in ONNX Runtime's tools."""
     return f"{name}_grad.accumulation.buffer"
 
 
 def flat_state(state: Mapping[str, Any], prefix: str = "optimizer.") -> dict[str, torch.Tensor]:
-    """Nested state by its names, ``optimizer.<state>.<name>``.
+    """Flatten nested state to names of the form ``optimizer.<state>.<name>``.
 
     Raises:
-        ExportError: something in it is neither a tensor nor a dict with names.
+        ExportError: a value in it is neither a tensor nor a dict with names.
     """
     found: dict[str, torch.Tensor] = {}
     for key, value in state.items():
@@ -65,7 +65,7 @@ def flat_state(state: Mapping[str, Any], prefix: str = "optimizer.") -> dict[str
 def _nested(
     state: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "optimizer."
 ) -> dict[str, Any]:
-    """``values`` by their names in the structure of ``state``."""
+    """Return ``values``, which have flat names, in the structure of ``state``."""
     return {
         key: _nested(value, values, f"{prefix}{key}.") if isinstance(value, Mapping) else values[prefix + key]
         for key, value in state.items()
@@ -80,19 +80,19 @@ def of_training(
     target: Target,
     functions: dict[str, Site],
 ) -> dict[str, onnx.ModelProto]:
-    """The files with gradients or an optimizer, by their names.
+    """Return the files with gradients or an optimizer, by their names.
 
     Args:
         step: the step.
-        metrics: names of what is computed beside the loss.
-        optimizer: its function.
-        state: what the optimizer starts from.
-        target: what the files are for.
-        functions: gets the site of each Function that stays one, by its key.
+        metrics: names of the values that are computed besides the loss.
+        optimizer: the optimizer's function.
+        state: the optimizer's initial state.
+        target: the runtime of the files.
+        functions: receives the site of each Function that a file calls, by its key.
 
     Raises:
         ExportError: the optimizer cannot be exported, or a file would be too large.
-        UnsupportedOperatorError: an operator has no translation to ONNX's own.
+        UnsupportedOperatorError: an operator has no translation to ONNX's operators.
         OptionError: a metric has the name of another output.
     """
     gradients = of_gradients(step, metrics, target, functions)
@@ -107,7 +107,10 @@ def of_training(
 def of_gradients(
     step: TracedStep, metrics: Sequence[str], target: Target, functions: dict[str, Site]
 ) -> Part:
-    """Batch, parameters and buffers in; loss, metrics, buffers and gradients out: a part of two files."""
+    """Return the part of two files that computes gradients.
+
+    Its inputs are batch, parameters and buffers, its outputs loss, metrics, buffers and gradients.
+    """
     made = StepGraph(mode_of(step))
     values = place_inputs(made, step)
     _add_seed(made, step)
@@ -122,7 +125,10 @@ def of_gradients(
 
 
 def of_optimizer(step: TracedStep, optimizer: Optimizer, state: Mapping[str, Any], target: Target) -> Part:
-    """Parameters, their gradients, state and learning rate in; parameters and state out."""
+    """Return the optimizer's part.
+
+    Its inputs are parameters, their gradients, state and learning rate, its outputs parameters and state.
+    """
     made = StepGraph(mode_of(step))
     nodes = _parameters(step)
     names = parameter_names(step)
@@ -136,13 +142,20 @@ def of_optimizer(step: TracedStep, optimizer: Optimizer, state: Mapping[str, Any
 
 
 def train_step(step: TracedStep, gradients: Part, optimizer: Part) -> onnx.ModelProto:
-    """Batch, learning rate, parameters and state in; loss, metrics, parameters and state out."""
+    """Return the file of a whole step.
+
+    Its inputs are batch, learning rate, parameters and state, its outputs loss, metrics, parameters and
+    state.
+    """
     connected = {accumulated(name): _gradient(name) for name in reached_names(step)}
     return joined(gradients, optimizer, connected, shared=parameter_names(step))
 
 
 def training_model(step: TracedStep, gradients: Part, target: Target) -> onnx.ModelProto:
-    """Batch, parameters and sums of gradients in; loss, metrics and sums of gradients out."""
+    """Return the file that accumulates gradients.
+
+    Its inputs are batch, parameters and sums of gradients, its outputs loss, metrics and sums of gradients.
+    """
     made = StepGraph(mode_of(step))
     nodes, names = _parameters(step), reached_names(step)
     sums = [made.input_like(accumulated(n), nodes[n]) for n in names]
@@ -151,7 +164,7 @@ def training_model(step: TracedStep, gradients: Part, target: Target) -> onnx.Mo
 
     def add(fresh: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
         half = len(tensors) // 2
-        # Not a product with zero: what is no number would stay.
+        # Not a product with zero, which would keep NaN.
         return [
             torch.where(fresh, gradient, total + gradient)
             if total.dim()
@@ -167,7 +180,7 @@ def training_model(step: TracedStep, gradients: Part, target: Target) -> onnx.Mo
 
 
 def _gradient(name: str) -> str:
-    """What the gradient of a parameter is called between two parts of a file."""
+    """Return the name of a parameter's gradient between two parts of a file."""
     return f"gradient of {name}"
 
 
@@ -176,12 +189,12 @@ def _parameters(step: TracedStep) -> dict[str, torch.fx.Node]:
 
 
 def parameter_names(step: TracedStep) -> list[str]:
-    """Names of the parameters that the graph reads and that are trained."""
+    """Return the names of the parameters that the graph reads and that are trained."""
     return [g.name for p in step.joint.inputs.values() if (g := step.given[p]).kind == "parameter"]
 
 
 def reached_names(step: TracedStep) -> list[str]:
-    """Names of those that the loss gives a gradient."""
+    """Return the names of the parameters for which the loss has a gradient."""
     found = [p for p in step.joint.inputs.values() if p in step.reached and p in step.joint.gradients]
     return [step.given[p].name for p in found if step.given[p].kind == "parameter"]
 
@@ -211,7 +224,7 @@ def _optimize(
     states: Mapping[str, torch.fx.Node],
     rate: torch.fx.Node,
 ) -> None:
-    """Put an optimizer's step into a graph."""
+    """Add an optimizer's step to a graph."""
 
     def run(lr: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
         given = iter(tensors)
@@ -219,7 +232,7 @@ def _optimize(
         found = {name: next(given) for name in gradients}
         kept = {name: next(given) for name in states}
         with torch.no_grad():
-            # In a dict of its own, which it may write to.
+            # In a new dict, as the optimizer may write to it.
             new, after = _pair(optimizer(dict(own), found, _nested(state, kept), lr))
         return [*_checked("parameter", own, new), *_checked("state", kept, flat_state(after))]
 
@@ -230,17 +243,17 @@ def _optimize(
     except DATA_DEPENDENT as error:
         raise ExportError(
             f"the optimizer's Python code depends on a value inside a tensor ({str(error).splitlines()[0]}), "
-            f"so one graph cannot stand for every step. Choose by torch.where"
+            f"so one graph cannot represent every step. Choose by torch.where"
         ) from error
     for name, node in zip(names, nodes, strict=True):
         made.outputs[updated(name)] = node
 
 
 def _pair(given: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The parameters and the state that an optimizer gave.
+    """Return the parameters and the state in an optimizer's result.
 
     Raises:
-        ExportError: it gave something else.
+        ExportError: the result has another form.
     """
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise ExportError(
@@ -255,10 +268,10 @@ def _pair(given: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 def _checked(
     what: str, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """What an optimizer gave, if it fits into what it was given.
+    """Return the tensors in an optimizer's result, after a comparison with its arguments.
 
     Raises:
-        ExportError: it does not.
+        ExportError: names, shapes or dtypes differ.
     """
     if before.keys() != after.keys():
         fills = what == "state" and not before

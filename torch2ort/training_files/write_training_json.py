@@ -1,4 +1,4 @@
-"""What ``training.json`` is to say, found in the graphs."""
+"""The content of ``training.json``, determined from the graphs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from torch2ort.training_files.traced_step import StepInput, TracedStep
 from torch2ort.training_files.training_models import updated
 
 _TRAINED = (torch.float32, torch.float64)
-# What numpy has, and a checkpoint holds.
+# The dtypes that NumPy has, and that a checkpoint may contain.
 _KNOWN = (
     *_TRAINED, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
 
 
 def of_kind(step: TracedStep, kind: str) -> list[StepInput]:
-    """The inputs of a step of one kind, in their order.
+    """Return the inputs of a step of one kind, in order.
 
     Raises:
-        ExportError: a parameter has a type that no step trains, or a buffer one that no checkpoint holds.
+        ExportError: a parameter has a dtype that no step trains, or a buffer one that no checkpoint stores.
     """
     found = [g for g in (step.given[p] for p in step.joint.inputs.values()) if g.kind == kind]
     for given in found:
@@ -46,15 +46,15 @@ def of_kind(step: TracedStep, kind: str) -> list[StepInput]:
 
 
 def fixed(value: torch.Tensor) -> Tensor:
-    """What a tensor of one shape must be."""
+    """Return the description of a tensor of fixed shape."""
     return Tensor(_numpy_name(value.dtype), tuple(value.shape))
 
 
 def batch(step: TracedStep) -> dict[str, Tensor]:
-    """What each tensor of a batch must be.
+    """Return the description of each tensor of a batch.
 
     Raises:
-        ExportError: a tensor has no type of numpy's.
+        ExportError: a tensor has a dtype that NumPy does not have.
     """
     sizes, signature = step.program.interface.sizes, step.program.signature
     tensors = {given.name: node for node, given in _batch_nodes(step)}
@@ -71,15 +71,15 @@ def batch(step: TracedStep) -> dict[str, Tensor]:
 
 
 def ranges(step: TracedStep) -> dict[str, list[int | None]]:
-    """The least and the most that each size that varies may be."""
+    """Return the lower and the upper bound of each varying size."""
     return {name: list(bounds) for name, bounds in step.program.interface.sizes.ranges.items()}
 
 
 def guards(step: TracedStep) -> list[str]:
-    """Further conditions on the sizes of a batch: the model's, and those of its derivatives and translation.
+    """Return further conditions on a batch's sizes: of the model, its derivatives and its translation.
 
     Raises:
-        UnsupportedOperatorError: the sizes of the batch do not tell whether one holds.
+        UnsupportedOperatorError: the sizes of the batch do not determine whether a condition holds.
     """
     nodes = {given.name: node for node, given in _batch_nodes(step)}
     inputs = [nodes[name].meta["val"] for name in step.program.signature.inputs]
@@ -97,7 +97,7 @@ def _numpy_name(dtype: torch.dtype) -> str:
 
 
 def aliases(wrapped: WithLoss, state: Collection[str]) -> dict[str, str]:
-    """Second names of tied parameters and buffers -> the name in ``state``."""
+    """Map the second names of tied parameters and buffers to the name in ``state``."""
     first: dict[int, str] = {}
     every = list(wrapped.state_dict(keep_vars=True).items())
     named = [(name.removeprefix("model."), id(value)) for name, value in every]
@@ -108,7 +108,7 @@ def aliases(wrapped: WithLoss, state: Collection[str]) -> dict[str, str]:
 
 
 def feeds(models: Mapping[str, onnx.ModelProto], gradients: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Of each file, which output is which input of the next call."""
+    """Map the outputs of each file to the inputs of the next call that they become."""
     found: dict[str, dict[str, str]] = {}
     for file, model in models.items():
         inputs = {value.name for value in model.graph.input}
@@ -120,10 +120,10 @@ def feeds(models: Mapping[str, onnx.ModelProto], gradients: Mapping[str, str]) -
 
 
 def function_names(functions: Mapping[str, Site]) -> list[str]:
-    """The Functions that stay, with a warning of them.
+    """Return the names of the Functions that the files call, with a warning if there are any.
 
     Raises:
-        ExportError: an argument of one is an object that a file cannot hold.
+        ExportError: an argument of one is an object that a file cannot store.
     """
     for site in functions.values():
         refuse_unstorable(site)
@@ -138,11 +138,11 @@ def function_names(functions: Mapping[str, Site]) -> list[str]:
 
 
 def is_seeded(model: onnx.ModelProto, functions: Mapping[str, Site]) -> bool:
-    """Whether a graph takes a seed, or calls Functions that draw."""
+    """Return True if a graph takes a seed, or calls Functions that draw random numbers."""
     takes = any(value.name == names.SEED for value in model.graph.input)
     return takes or any(site.known_result.uses_rng for site in functions.values())
 
 
 def numpy_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors as arrays."""
+    """Convert tensors to NumPy arrays."""
     return {name: value.detach().cpu().numpy() for name, value in tensors.items()}

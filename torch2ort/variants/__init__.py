@@ -1,1 +1,1 @@
-"""Which graph serves a call of an ORTModule."""
+"""The graphs of an ORTModule, and the choice of the one that serves a call."""

@@ -1,4 +1,4 @@
-"""Chooses the graph that serves a call of an ORTModule; what no graph serves gets a new one."""
+"""The choice of the graph that serves a call of an ORTModule; a call that no graph serves is exported."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from torch2ort.variants.guarded_state import Assumed, Assumptions
 from torch2ort.variants.module_call import Direct
 from torch2ort.variants.shape_variants import Shapes, Variant
 
-# A call's schema, which of its inputs require gradients, PyTorch's switches, which inputs stand for numbers,
-# and which are the same tensor.
+# A call's schema, the inputs that require gradients, PyTorch's modes, the inputs that are lifted numbers, and
+# the inputs that are the same tensor.
 _Key = tuple[io_schema.Schema, tuple[bool, ...], Modes, frozenset[int], Identical]
 _MANY_SETTINGS = 5
 
 
 class _Last(NamedTuple):
-    """A call, and what served it.
+    """The last call, and the graph that served it.
 
     Attributes:
-        direct: how it was written, if of tensors alone.
+        direct: the form of its arguments, if all are tensors.
         schema: the structure around its tensors.
-        form: of these, as ``native.form`` has it.
-        modes: PyTorch's switches.
-        assumed: the state that the model was in.
+        form: the form of its tensors, from ``native.form``.
+        modes: PyTorch's modes.
+        assumed: the model's state.
         variant: the graph.
     """
 
@@ -52,7 +52,10 @@ class _Last(NamedTuple):
     def again(
         self, tensors: list[torch.Tensor], modes: Modes
     ) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
-        """What serves a call with the same structure around these tensors; ``None`` if it differs in more."""
+        """Return the graph for a call of the same structure with these tensors, ``None`` if more differs.
+
+        The graph comes with the tensors to feed and the model's state.
+        """
         if (
             modes is self.modes
             and native.form(tensors, torch.nn.Parameter) == self.form
@@ -63,15 +66,15 @@ class _Last(NamedTuple):
 
 
 class Choice:
-    """Chooses among the graphs of a model.
+    """The graphs of a model, and the choice among them.
 
     Args:
         model: the model.
         options: settings.
-        startup: what exports take is added to it.
+        startup: receives the time of exports.
 
     Attributes:
-        assumptions: which graphs hold for what the model and its surroundings are.
+        assumptions: the states of the model and its context for which graphs are valid.
     """
 
     def __init__(self, model: torch.nn.Module, options: Options, startup: Startup) -> None:
@@ -81,17 +84,17 @@ class Choice:
         self.assumptions = Assumptions(
             model, trust=options.guards == "trust", inlines_functions=options.is_on("inline_functions")
         )
-        # Per all else that a graph depends on: the constants that were met.
+        # The schemas with their constants seen so far, by all else that a graph depends on.
         self._constants: dict[Hashable, list[io_schema.Schema]] = {}
         self._numbers = Numbers()
-        # Those whose numbers are constants of a graph that there is.
+        # The schemas whose numbers are constants of an existing graph.
         self._with_constants: set[io_schema.Schema] = set()
         self._last: _Last | None = None
 
     def directly(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes
     ) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
-        """As :meth:`again`, for arguments that are not bound yet: ``None`` unless they are tensors alone."""
+        """Do the same as :meth:`again` for unbound arguments; ``None`` unless all of them are tensors."""
         last = self._last
         if last is None or last.direct is None:
             return None
@@ -99,7 +102,7 @@ class Choice:
         return None if tensors is None else last.again(tensors, modes)
 
     def again(self, call: Call) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
-        """As :meth:`of`, for a call that differs in nothing from the last one; ``None`` for others."""
+        """Do the same as :meth:`of` for a call of the same form as the last one; ``None`` for others."""
         last = self._last
         if last is None or call.schema is not last.schema:
             return None
@@ -108,13 +111,13 @@ class Choice:
     def note(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any], call: Call
     ) -> None:
-        """Note how the call was written that :meth:`of` was asked about."""
+        """Record the form of the arguments of the call that was passed to :meth:`of`."""
         last = self._last  # which another thread may replace meanwhile
         if last is not None and last.schema is call.schema:
             self._last = last._replace(direct=Direct.of(args, kwargs, bound, call))
 
     def of(self, call: Call) -> tuple[list[torch.Tensor], Assumed, Variant]:
-        """The tensors to feed, the present state and its graph: for numbers that vary, if there is one."""
+        """Return the tensors to feed, the present state and its graph, for varying numbers if possible."""
         if not call.schema.constants:
             return self._noted(call)
         tensors, schema, numbers = self._numbers.lift(call.tensors, call.schema)
@@ -123,12 +126,12 @@ class Choice:
                 assumed, variant = self._variant(
                     call._replace(tensors=tensors, schema=schema, numbers=numbers)
                 )
-                # What the engine cannot do with a number as an input shows when it is built.
+                # The engine's build raises an error if it does not support a number as an input.
                 if variant.requires_grad and not variant.started:
                     with self._startup.recording(DIFFERENTIATE):
                         variant.training_engine()
             except (Exception, ReadInPythonError) as error:
-                # Not only torch2ort's: a number that is an input breaks code that runs with any value.
+                # Not only torch2ort's errors: a number that is an input breaks code that runs with any value.
                 logger.info("no graph for varying numbers (%s)", error or type(error).__name__)
                 self._numbers.refuse(call.schema)
             else:
@@ -137,7 +140,7 @@ class Choice:
         return self._noted(call)
 
     def _noted(self, call: Call) -> tuple[list[torch.Tensor], Assumed, Variant]:
-        """As :meth:`of`; kept for :meth:`again`, unless code may ask for more than the form of tensors."""
+        """Do the same as :meth:`of`; save the result for :meth:`again` if code reads only tensors' form."""
         assumed, variant = self._variant(call)
         form = None if self.assumptions.reads_memory else native.form(call.tensors, torch.nn.Parameter)
         self._last = None
@@ -164,7 +167,7 @@ class Choice:
 
     @exclusive.looking()
     def _exported(self, key: _Key, call: Call, shapes: Shapes) -> tuple[Assumed, Variant]:
-        """As :meth:`_variant`, exported now, unless another thread did so while this one waited."""
+        """Export the graph for :meth:`_variant`, unless another thread did so while this one waited."""
         tensors, schema = call.tensors, call.schema
         assumed, _ = self.assumptions.now(key, tensors, schema)
         variant = assumed.family.find(shapes)
@@ -176,11 +179,11 @@ class Choice:
         return assumed, variant
 
     def _warn_of_constants(self, key: _Key) -> None:
-        """Say that a number or text among the arguments makes an export of every call."""
+        """Warn that a number or text among the arguments causes an export in every call."""
         schema, *other = key
         before = self._constants.setdefault((schema.form, *other), [])
         if schema in before:
-            return  # a tensor lies in memory in another way
+            return  # a tensor has another memory layout
         before.append(schema)
         if len(before) == _MANY_SETTINGS:
             path = before[-2].differing_path(schema, root="inputs")

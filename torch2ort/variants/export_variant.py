@@ -1,4 +1,4 @@
-"""Exports a call of an ORTModule: for varying sizes if some vary, else for the sizes of the call alone."""
+"""The export of an ORTModule's call: for varying sizes if some vary, else for the sizes of the call alone."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def export_variant(
     shapes: Shapes,
     found: Callable[[], Dependencies],
 ) -> Variant:
-    """Export a graph that takes a call, and add it to the graphs of its state.
+    """Export a graph that accepts a call, and add it to the graphs of the model's state.
 
     Args:
         model: the model.
         options: the module's settings.
-        family: the graphs of its state.
+        family: the graphs of the model's state.
         call: the call.
-        shapes: of the call's tensors.
-        found: gives what a graph of the model depends on.
+        shapes: the shapes of the call's tensors.
+        found: returns the dependencies of a graph of the model.
 
     Raises:
-        ExportError: the call cannot be a graph; says why.
-        UnsupportedOperatorError: nor can one of its operators.
-        OptionError: the options do not fit the device of the tensors.
-        RuntimeNotFoundError: nor does the installed onnxruntime.
+        ExportError: the call cannot be a graph; the error names the reason.
+        UnsupportedOperatorError: one of its operators cannot be in a graph.
+        OptionError: the options do not match the device of the tensors.
+        RuntimeNotFoundError: the installed onnxruntime does not support that device.
     """
     tensors = (*call.tensors, *named_tensors(model).values())
     options = on_their_device(options, tensors, type(model).__name__)
@@ -65,7 +65,7 @@ def export_variant(
 def _for_varying_sizes(
     export: Callable[..., Variant], family: Family, call: Call, shapes: Shapes
 ) -> Variant | None:
-    """A variant for sizes that vary; ``None`` if none do, or there is none."""
+    """Export a variant for varying sizes; return ``None`` if no size varies, or no such export succeeds."""
     choices = [choice for choice in family.varying(shapes) if choice not in family.refused]
     family.seen.append(shapes)
     for varying in choices:
@@ -74,7 +74,7 @@ def _for_varying_sizes(
             if not _fits(variant, shapes):
                 continue
         except Exception as error:
-            # Not only torch2ort's: a size that is a symbol breaks code that runs with each of its values.
+            # Not only torch2ort's errors: a symbolic size breaks code that runs with each of its values.
             logger.info("no graph for varying sizes (%s); exporting for fewer", error)
             family.refused.append(varying)
         else:
@@ -83,7 +83,7 @@ def _for_varying_sizes(
 
 
 def _for_these_sizes(export: Callable[..., Variant], call: Call) -> Variant:
-    """A variant for the call's sizes, whatever others it takes."""
+    """Export a variant for the call's sizes, which may accept others, too."""
     fixed = [None] * len(call.tensors)
     variant = export(call, fixed)
     try:
@@ -95,7 +95,7 @@ def _for_these_sizes(export: Callable[..., Variant], call: Call) -> Variant:
 
 
 def _fits(variant: Variant, shapes: Shapes) -> bool:
-    """Whether a graph takes some sizes, with its derivatives where it is trained and its sizes vary."""
+    """Return True if a graph accepts some sizes, and so do its derivatives, if it trains and sizes vary."""
     if variant.program.interface.sizes.mismatch(shapes) is not None:
         return False
     if variant.varies and variant.requires_grad and variant.program.traced is not None:
@@ -113,7 +113,7 @@ def _variant(
     any_sizes: bool = True,
 ) -> Variant:
     tensors, modes = call.tensors, call.modes
-    # Of its own for each attempt: torch.export leaves marks on them when it fails.
+    # New tensors for each attempt: a failing torch.export leaves marks on them.
     samples = [ordinary(t) for t in tensors]
     trained = modes.gradients and any(
         t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())
@@ -135,7 +135,7 @@ def _variant(
         )
     requires_grad = {n for n, t in zip(program.signature.inputs, tensors, strict=True) if t.requires_grad}
     requires_grad |= {n for n, t in program.weights.items() if t.requires_grad}
-    # The module's tensors are looked up in each call: other ones may stand in their place by then.
+    # The module's tensors are looked up in each call, as they may be replaced by others.
     constants = {
         n: t for n, t in program.weights.items() if tensor_of(model, program.signature.weights[n]) is None
     }

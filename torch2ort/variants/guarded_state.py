@@ -1,8 +1,8 @@
-"""Which graphs of an ORTModule hold in a call: those made from what the model and its surroundings are now.
+"""The states of an ORTModule's model for which graphs are valid, and the guards that compare them.
 
 A graph is made from one state of all that the model's code reads. The walk of the cache's key finds that
-state and leaves guards; before each call they are compared. Where a guard does not hold, the state is walked
-anew, and the graphs of an equal state serve on.
+state and creates guards, which are compared before each call. Where a guard fails, the state is walked
+again, and the graphs of an equal state stay in use.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Assumed:
     """One state, and the graphs made from it.
 
     Attributes:
-        found: what the walk found that met it, until a graph was made from it.
-        written: what Functions write to while they run, which is read when they run again.
-        unread: what its graphs write and do not depend on, so that it is no part of the state.
+        found: the result of the state's first walk, until a graph was made from it.
+        written: the places that Functions write to while they run, and read when they run again.
+        unread: the places that its graphs write to and do not depend on; they are no part of the state.
         family: the graphs.
-        states: what was found in the walks that came out equal; the first is the one it was made from.
-        guards: where all of that stands.
+        states: the results of the walks that found this state; the graphs were made from the first.
+        guards: the guards on all of that state.
     """
 
     found: Dependencies | None
@@ -49,11 +49,11 @@ class Assumed:
         self.guards = self.found.armed(self.written)
 
     def is_made_from(self, found: Dependencies) -> bool:
-        """Whether ``found`` is an equal state."""
+        """Return True if ``found`` is an equal state."""
         return any(not found.changes(state, self.written) for state in self.states)
 
     def while_functions_run(self) -> contextlib.AbstractContextManager[None]:
-        """Note what Functions write to their own state inside of the block."""
+        """Context that records the writes of Functions to their own state."""
         return _FunctionsRun(self.guards) if self.guards.of_functions else _NOTHING_TO_NOTE
 
 
@@ -61,7 +61,7 @@ _NOTHING_TO_NOTE = contextlib.nullcontext()
 
 
 class _FunctionsRun:
-    """A block in which Functions run, at the least cost: each step has two."""
+    """A context in which Functions run; it is cheap, as each step enters two."""
 
     __slots__ = ("_before", "_exports", "_guards")
 
@@ -73,7 +73,7 @@ class _FunctionsRun:
         self._before = self._guards.changed_of_functions()
 
     def __exit__(self, *_: object) -> None:
-        # What an export of another thread holds in a shared object meanwhile, no Function wrote.
+        # During an export in another thread, a change of a shared object is no write of a Function.
         if self._exports is not None and self._exports == exclusive.idle:
             changed = self._guards.changed_of_functions()
             if changed:
@@ -85,8 +85,8 @@ class Assumptions:
 
     Args:
         model: the model. Its own hooks are no part of its graphs.
-        trust: whether what no guard can be left at is taken for what it was.
-        inlines_functions: whether the code of every Function is part of the graphs.
+        trust: True to assume that state that no guard can watch does not change.
+        inlines_functions: True if the code of every Function is a part of the graphs.
     """
 
     def __init__(
@@ -95,37 +95,37 @@ class Assumptions:
         self._model = model
         self._inlines_functions = inlines_functions
         self._trust = trust
-        # Whether code may ask for the strides and the offset of a value, and not for its form alone.
+        # True if code may read the strides or the offset of a value, beyond its form.
         self._reads_strides = self._reads_offsets = False
-        # Whether code may ask for the very type of a value, and which tensors are parameters.
+        # True if code may read the exact type of a value, or check which tensors are parameters.
         self.asks_types = self._asks_parameters = False
         self._known: dict[Hashable, list[Assumed]] = {}
         self._written = Written()
         self._tensors: tuple[Armed, int, tuple[str, ...], list[torch.Tensor]] | None = None
-        # What did not hold, when a state was met for the first time.
+        # The guard that failed when a state was found for the first time.
         self.change: Change | None = None
 
     @property
     def reads_memory(self) -> bool:
-        """Whether code may ask for more of a tensor's memory than its form."""
+        """True if code may read more of a tensor's memory layout than its form."""
         return self._reads_strides or self._reads_offsets
 
     def now(
         self, key: Hashable, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
     ) -> tuple[Assumed, int]:
-        """The state that the model is in.
+        """Return the present state of the model.
 
         Args:
-            key: what else a graph depends on: only states under the same key are compared.
+            key: all else that a graph depends on: only states under the same key are compared.
             tensors: the call's.
             schema: the structure around them.
 
         Returns:
-            The state, and if it is met for the first time, how many were met by now; else 0.
+            The state, and the number of states found so far if this one is new; else 0.
 
         Raises:
-            ExportError: forward reads what no guard tells of, or an object of the user's raised while it
-                was looked at.
+            ExportError: forward reads state that no guard can watch, or an object of the user raised an
+                error during the walk.
         """
         known = self._under(key, tensors)
         for position, assumed in enumerate(known):
@@ -168,7 +168,7 @@ class Assumptions:
         return known[0], len(known)
 
     def _under(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> list[Assumed]:
-        """The states to choose from: last used first."""
+        """Return the states to choose from, the last used first."""
         strides, offset = self._reads_strides, self._reads_offsets
         memory = tuple([memory_form(tensor, strides=strides, offset=offset) for tensor in tensors])
         parameters = tuple([type(tensor) is torch.nn.Parameter for tensor in tensors])
@@ -178,19 +178,19 @@ class Assumptions:
     def after_export(
         self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
     ) -> None:
-        """Take what tracing itself changed for the same state: it runs forward, which may note that.
+        """Accept changes made by the trace itself as the same state: it runs forward, which may write.
 
         Args:
             assumed: the state.
             tensors: the call's.
             schema: the structure around them.
-            unread: what the new graph writes and does not depend on.
+            unread: the places that the new graph writes to and does not depend on.
         """
-        assumed.found = None  # which holds every value that it met
+        assumed.found = None  # it holds every value that the walk found
         if len(assumed.family.variants) > 1:
             unread = unread & assumed.unread
         if unread != assumed.unread:
-            # Not all that was found counts, or more than that.
+            # Other parts of the walk's result count as state.
             found = self._walk(tensors, schema, unread)
             assumed.states, assumed.unread = [replace(found, walk=None)], unread
             assumed.guards = found.armed(self._written)
@@ -202,7 +202,7 @@ class Assumptions:
     def for_key(
         self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
     ) -> Dependencies:
-        """What a graph of the present state depends on, all of it, for the key of the export cache.
+        """Return all dependencies of a graph of the present state, for the key of the export cache.
 
         Args:
             assumed: the state.
@@ -214,14 +214,14 @@ class Assumptions:
         return self._walk(tensors, schema, NOTHING)
 
     def weights(self, assumed: Assumed) -> tuple[tuple[str, ...], list[torch.Tensor]]:
-        """Names of the model's parameters and buffers, and the tensors that stand there.
+        """Return the names of the model's parameters and buffers, and their present tensors.
 
-        ``assumed`` is the present state. The tuple is the same object for as long as the tensors are.
+        ``assumed`` is the present state. The tuple is the same object as long as the tensors are the same.
         """
         guards = assumed.guards
         kept, moves = self._tensors, guards.moves
         if kept is None or kept[0] is not guards or kept[1] != moves:
-            # For the time of its export a model has others.
+            # During an export, the model temporarily has other tensors.
             with exclusive.looking():
                 named = named_tensors(self._model)
             kept = self._tensors = (guards, moves, tuple(named), list(named.values()))
@@ -241,8 +241,8 @@ class Assumptions:
             )
         except Unkeyable as reason:
             raise ExportError(
-                f"{type(self._model).__name__}: what the model depends on cannot be found out, as {reason}. "
-                f"Keep such objects out of what forward reads"
+                f"{type(self._model).__name__}: the model's dependencies cannot be determined, as {reason}. "
+                f"Keep such objects out of the state that forward reads"
             ) from reason.__cause__
         if found.unseen and not self._trust:
             raise ExportError(

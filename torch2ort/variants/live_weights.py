@@ -1,4 +1,4 @@
-"""The weights of an ORTModule's graph, looked up in the model whenever they are asked for."""
+"""The weights of an ORTModule's graph, looked up in the model at each access."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PresentWeights(Mapping[str, torch.Tensor]):
     Args:
         model: the model.
         origins: graph input -> name of the model's tensor.
-        constants: graph input -> tensor, of those that are none of the model's.
+        constants: graph input -> tensor, for tensors that are neither parameters nor buffers of the model.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class PresentWeights(Mapping[str, torch.Tensor]):
         self._constants = constants
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The tensor that is fed to the graph's input ``name``."""
+        """Return the tensor that is fed to the graph's input ``name``."""
         if name in self._constants:
             return self._constants[name]
         tensor = tensor_of(self._model, self._origins[name])
@@ -40,9 +40,9 @@ class PresentWeights(Mapping[str, torch.Tensor]):
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        """The graph's inputs."""
+        """Iterate over the names of the graph's inputs that are weights."""
         return iter(self._origins)
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of weights."""
         return len(self._origins)

@@ -1,4 +1,4 @@
-"""How a call of an ORTModule was written."""
+"""The form of an ORTModule call: arguments by position and by keyword."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch2ort.capture.sample_call import Call
 
 
 class Direct(NamedTuple):
-    """How a call was written whose arguments are tensors alone: another one like it needs no binding.
+    """The form of a call whose arguments are tensors alone: another call of this form needs no binding.
 
     Attributes:
-        positional: how many arguments are passed by position.
-        names: of those passed by keyword, in the order of the call.
-        order: per tensor that a graph is fed with, which of the arguments it is.
+        positional: number of arguments passed by position.
+        names: names of the arguments passed by keyword, in the order of the call.
+        order: for each tensor that is fed to a graph, its position among the arguments.
     """
 
     positional: int
@@ -25,12 +25,12 @@ class Direct(NamedTuple):
     def of(
         cls, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any], call: Call
     ) -> Direct | None:
-        """How a call was written; ``None`` if it passes anything but tensors, or one of them twice.
+        """Return the form of a call; ``None`` if it passes anything but tensors, or one of them twice.
 
         Args:
-            args: of the call.
-            kwargs: of the call.
-            bound: both by name.
+            args: the call's positional arguments.
+            kwargs: the call's keyword arguments.
+            bound: both, by name.
             call: the call.
         """
         passed = [*args, *kwargs.values()]
@@ -44,17 +44,17 @@ class Direct(NamedTuple):
         return cls(len(args), tuple(kwargs), tuple(where[id(tensor)] for tensor in call.tensors))
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
-        """What a graph is fed with, if this call is written so; whether it is tensors is not looked at."""
+        """Return the feeds of a graph for a call of this form, else ``None``; their types are not checked."""
         if len(args) != self.positional or tuple(kwargs) != self.names:
             return None
         passed = [*args, *kwargs.values()]
         return [passed[position] for position in self.order]
 
 
-# What a default that a call leaves alone may be: nothing of these changes.
+# The types of defaults that a call may use: they are immutable.
 _SETTLED = frozenset({type(None), bool, int, float, str})
 
 
 def _laid_open(bound: Mapping[str, Any]) -> list[Any]:
-    """The arguments, those of ``*args`` one by one."""
+    """Return the arguments, with those of ``*args`` as single arguments."""
     return [x for value in bound.values() for x in (value if type(value) is tuple else (value,))]

@@ -1,4 +1,4 @@
-"""What steps of an ORTModule take: by operator, by Function and by line of the model's source."""
+"""The profile of an ORTModule's steps: by operator, by Function and by line of the model's source."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _ROWS = 12
 
 @dataclass(frozen=True)
 class Row:
-    """What belongs together in a profile.
+    """The nodes of one operator, Function or line in a profile.
 
     Attributes:
         name: an operator, a Function, or ``file.py:12``.
-        calls: runs of nodes, in all steps.
-        seconds: of these, in all steps.
-        share: of the seconds of all nodes.
-        peak_bytes: the most that lived while one of them ran, of the values that nodes of its session made.
+        calls: number of runs of these nodes, in all steps.
+        seconds: duration of these runs, in all steps.
+        share: fraction of the seconds of all nodes.
+        peak_bytes: the largest size of the live values computed by the session's nodes, while one of these
+            nodes ran.
     """
 
     name: str
@@ -38,13 +39,13 @@ class Row:
 
 
 class Profile:
-    """What the next steps of an :class:`ORTModule` take; see :meth:`ORTModule.profile`.
+    """A profile of the next steps of an :class:`ORTModule`; see :meth:`ORTModule.profile`.
 
-    It ends when it is asked for what it saw, or with the block where it is a context manager.
+    It ends when its results are read, or with the block where it is a context manager.
 
     Attributes:
-        steps: how many calls are watched.
-        seen: how many there were so far.
+        steps: number of calls to profile.
+        seen: number of calls profiled so far.
     """
 
     def __init__(self, steps: int) -> None:
@@ -57,17 +58,17 @@ class Profile:
 
     @property
     def wants_more(self) -> bool:
-        """Whether the next call is watched."""
+        """True if the next call is profiled."""
         return self._events is None and self.seen < self.steps
 
     def finish(self) -> None:
-        """End it, and read what sessions wrote; later ones do nothing."""
+        """End the profile, and read the sessions' traces; further calls do nothing."""
         if self._events is None:
             self._events = self.tracer.take()
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """One a run of a node, in the order of their beginnings.
+        """One event per run of a node, in the order of their start times.
 
         Raises:
             EngineError: the module was not called.
@@ -81,17 +82,17 @@ class Profile:
 
     @property
     def operators(self) -> tuple[Row, ...]:
-        """By kind of operator, the most time first."""
+        """One row per operator type, the longest time first."""
         return self._rows(lambda event: event.operator)
 
     @property
     def functions(self) -> tuple[Row, ...]:
-        """By Function, forward and backward; those that follow each other directly may be one row."""
+        """One row per Function, forward and backward; consecutive Functions may share a row."""
         return self._rows(lambda event: event.function)
 
     @property
     def lines(self) -> tuple[Row, ...]:
-        """By line of the model's source, forward and backward."""
+        """One row per line of the model's source, forward and backward."""
         return self._rows(lambda event: event.origin.line or "(no line)")
 
     def _rows(self, name_of: Callable[[Event], str]) -> tuple[Row, ...]:
@@ -113,10 +114,10 @@ class Profile:
         return tuple(sorted(rows, key=lambda row: -row.seconds))
 
     def table(self, rows: int = _ROWS) -> str:
-        """Three tables, as text.
+        """Return the three tables as text.
 
         Args:
-            rows: most rows of each.
+            rows: the maximum number of rows of each.
         """
         total = sum(event.duration for event in self.events) / 1e6
         parts = [f"{self.seen} steps, {total:.4f} s in {len(self.events)} runs of nodes"]
@@ -132,7 +133,7 @@ class Profile:
         return self.table()
 
     def to_json(self) -> str:
-        """The same as JSON: ``steps``, and lists of rows under ``operators``, ``functions`` and ``lines``."""
+        """Return the tables as JSON: ``steps``, and rows under ``operators``, ``functions`` and ``lines``."""
         tables = {"operators": self.operators, "functions": self.functions, "lines": self.lines}
         rows = {title: [asdict(row) for row in found] for title, found in tables.items()}
         return json.dumps({"steps": self.seen, **rows}, indent=1)
@@ -141,7 +142,7 @@ class Profile:
         """Write the runs of nodes for ``chrome://tracing`` or Perfetto.
 
         Args:
-            path: of the JSON file.
+            path: the JSON file.
         """
         first = min((event.begin for event in self.events), default=0.0)
         events: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Runs a call of an ORTModule: arguments in, and out what forward would have returned and left."""
+"""The run of an ORTModule call: it has the results and side effects of the model's forward."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from torch2ort.variants.shape_variants import Variant
 
 
 class Runner:
-    """Runs calls of a model on ONNX Runtime.
+    """A model whose calls run on ONNX Runtime.
 
     Attributes:
         model: the model.
         options: settings.
-        startup: what exports and first runs took.
-        profile: what watches the next calls; ``None`` if nothing does.
+        startup: timings of exports and first runs.
+        profile: the profile of the next calls; ``None`` if there is none.
         hidden_forward: the wrapper's ``forward`` as torch.compile calls it.
-        counted_in_keys: the attributes that an export's key has, where the code of a model reaches its own
-            ORTModule, as it does inside of accelerate's autocast; the others change with every call.
+        counted_in_keys: the attributes that are a part of an export's key, where the code of a model reaches
+            its own ORTModule, as inside of accelerate's autocast; the other attributes change in every call.
     """
 
     hidden_forward: Later[Callable[..., Any]]
@@ -62,15 +62,15 @@ class Runner:
 
     @property
     def exported(self) -> ExportedModel | None:
-        """The exported model behind the last call; ``None`` before the first."""
+        """The exported model that served the last call; ``None`` before the first."""
         return None if self._served_by is None else self._served_by.exported
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the model returns for these arguments."""
+        """Return the model's outputs for these arguments."""
         if not _in_usual_surroundings():
             _refuse_surroundings()
         if torch.compiler.is_exporting() or not may_be_parted():
-            # The former as a part of a model that is exported whole, whose weights are.
+            # While a model that contains this one is exported, the weights of all of it are gathered.
             return self._run(args, kwargs, None)
         modules, parted = sharded_below(self.model), parted_by_deepspeed(self.model)
         if not modules and parted is None:
@@ -92,7 +92,7 @@ class Runner:
         chosen = self._choice.again(call)
         if chosen is None:
             if not are_plain(tensors) and any(isinstance(tensor, private.TRACED) for tensor in tensors):
-                # As a part of a model that is exported whole, it is the module that it wraps.
+                # In the export of a model that contains this one, the wrapped module is called.
                 return self.model.forward(*args, **kwargs)
             refuse_tensors(tensors, schema)
             chosen = self._choice.of(call)
@@ -107,14 +107,14 @@ class Runner:
         bound: dict[str, Any],
         parted: Parted | None,
     ) -> Any:
-        """What the model returns for a call.
+        """Return the model's outputs for a call.
 
         Args:
-            chosen: the tensors to feed, the state that the model is in, and the graph.
-            call: the call; ``None`` for one like the last one.
-            modes: PyTorch's switches.
-            bound: the arguments by name; none where all are tensors.
-            parted: what DeepSpeed has made of the model.
+            chosen: the tensors to feed, the model's state, and the graph.
+            call: the call; ``None`` for one of the same form as the last one.
+            modes: PyTorch's modes.
+            bound: the arguments by name; empty where all are tensors.
+            parted: DeepSpeed's changes to the model.
         """
         tensors, assumed, variant = chosen
         names, weights = self._choice.assumptions.weights(assumed)
@@ -159,7 +159,7 @@ class Runner:
         verification: Verification | None,
         feeds: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """As :func:`_fetched`, by sessions that onnxruntime profiles."""
+        """Do the same as :func:`_fetched` with sessions that onnxruntime profiles."""
         if not profile.wants_more:
             self.profile, self._watched = None, {}
             return _fetched(variant, assumed, verification, feeds)
@@ -180,7 +180,7 @@ class Runner:
         verification: Verification | None,
         feeds: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """As :func:`_fetched`, with the engine built; tells what the start took."""
+        """Do the same as :func:`_fetched`, which builds the engine, and log the time of the start."""
         with self.startup.recording(FIRST_RUN):
             fetched = _fetched(variant, assumed, verification, feeds)
         variant.started = True
@@ -196,14 +196,14 @@ class Runner:
         return self.profile
 
     def _verification(self, variant: Variant, call: Call) -> Verification | None:
-        """The eager run that the first run of a graph is compared with, if that was asked for."""
+        """Return the eager run to compare with a graph's first run, if the options ask for this."""
         if not self.options.verify or variant.verified:
             return None
         variant.verified = True
         return Verification(self.model, call.signature, call.schema, call.tensors)
 
     def _flatten(self, bound: dict[str, Any]) -> tuple[list[torch.Tensor], io_schema.Schema]:
-        """The call's tensors and their schema; a call like the last one is only compared, not described."""
+        """Return the call's tensors and their schema; a call of the last one's schema is only compared."""
         if self._last_schema is not None:
             tensors = self._last_schema.match(bound)
             if tensors is not None:
@@ -228,7 +228,7 @@ def _write_back(
 def _fetched(
     variant: Variant, assumed: Assumed, verification: Verification | None, feeds: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """What one run of a graph gives, in the order of its fetches."""
+    """Run a graph once, and return its outputs in the order of its fetches."""
     if not variant.fetches:
         return []  # A model of no tensors, for which there is no session.
     if variant.requires_grad:
@@ -237,23 +237,23 @@ def _fetched(
             return autograd_function.run(engine, verification, assumed.while_functions_run, feeds)
         with assumed.while_functions_run():
             return engine.forward(feeds)[0]
-    variant.inference_engine()  # Made before Functions run.
+    variant.inference_engine()  # Built before Functions run.
     with assumed.while_functions_run():
         return variant.infer(feeds)
 
 
 _OURS = ("torch", "torch2ort")
 
-# Whether nothing of what the next function looks for is there, at the cost of a step.
+# Returns True if the next function would find nothing to refuse; cheap, as each step calls it.
 _in_usual_surroundings = Switches(private.SURROUNDINGS, lambda *now: now == private.USUAL_SURROUNDINGS).now
 
 
 def _refuse_surroundings() -> None:
-    """Refuse a call inside of what changes the meaning of operators and does not reach a graph.
+    """Raise an error for a call inside of a context that changes operators and does not apply to a graph.
 
     Raises:
-        ExportError: it is inside of a torch.func transform, forward-mode differentiation, torch.jit.trace, or
-            a dispatch mode or hooks on saved tensors that are not torch's own.
+        ExportError: the call is inside of a torch.func transform, forward-mode differentiation,
+            torch.jit.trace, or a dispatch mode or hooks on saved tensors that are not torch's own.
     """
     for mode in private.dispatch_modes():
         if type(mode).__module__.partition(".")[0] not in _OURS:
@@ -287,7 +287,7 @@ def _refuse_surroundings() -> None:
 
 
 def _refuse_to_write_twice(program: Program, model: str) -> None:
-    """Refuse what a checkpoint runs again in backward, where eager PyTorch writes to the same places again.
+    """Raise an error for a checkpointed call whose recomputation in backward writes again in eager PyTorch.
 
     Args:
         program: a graph that writes to buffers, arguments or Python objects.

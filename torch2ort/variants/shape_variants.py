@@ -1,4 +1,4 @@
-"""The graphs of an ORTModule, and which of them takes a call's sizes."""
+"""The graphs of an ORTModule, and the choice of the one that accepts a call's sizes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Variant:
     """One exported graph with the engines built for it.
 
     Attributes:
-        program: the program that it was exported to.
-        weights: its weights as they are in the model at each access.
-        requires_grad: the graph inputs that gradients are wanted of; empty if autograd does not record.
+        program: the exported program.
+        weights: its weights, looked up in the model at each access.
+        requires_grad: the graph inputs that require gradients; empty if autograd does not record.
         options: threads and debugging.
-        verified: whether a run was compared with eager PyTorch.
-        started: whether it has run.
+        verified: True if a run was compared with eager PyTorch.
+        started: True if it has run.
     """
 
     program: Program
@@ -51,11 +51,11 @@ class Variant:
     _picked: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
     def pick(self, names: tuple[str, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The graph's weights out of the module's present tensors, and its constants.
+        """Return the graph's weights, from the module's present tensors, and its constants.
 
         Args:
-            names: of the module's parameters and buffers.
-            tensors: one a name; the same list while no tensor is replaced.
+            names: names of the module's parameters and buffers.
+            tensors: one per name; the same list as long as no tensor is replaced.
         """
         kept = self._picked
         if kept is None or kept[0] is not tensors:
@@ -69,7 +69,7 @@ class Variant:
 
     @functools.cached_property
     def exported(self) -> ExportedModel:
-        """The same graph to the user."""
+        """The graph as an ExportedModel for the user."""
         program = self.program
         return ExportedModel(
             lambda: with_outputs(program.graph, len(program.interface.outputs.leaves)),
@@ -81,14 +81,14 @@ class Variant:
         )
 
     def infer(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What a run forward only gives.
+        """Run forward without gradients, and return the outputs.
 
         Args:
-            feeds: in the order of the signature, of which a graph translated later may lack a weight that
-                nothing but a write replaces.
+            feeds: in the order of the signature. A graph that is translated later may lack a weight that is
+                only written to.
 
         Raises:
-            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+            EngineError: ONNX Runtime failed. An exception of a Function is raised unchanged.
         """
         engine, graph, signature = self.inference_engine(), self.program.graph, self.program.signature
         if graph is not signature:
@@ -99,29 +99,29 @@ class Variant:
 
     @functools.cached_property
     def fetches(self) -> tuple[str, ...]:
-        """Every output of the graph, in order."""
+        """All outputs of the graph, in order."""
         return self.program.signature.fetches
 
     @functools.cached_property
     def written(self) -> WrittenMemory | None:
-        """What the graph writes to; ``None`` if it writes to nothing."""
+        """The memory that the graph writes to; ``None`` if it writes to nothing."""
         mutations = self.program.signature.mutations
         same = self.program.interface.same
         return WrittenMemory(self.program.signature.inputs, mutations, same) if mutations else None
 
     @functools.cached_property
     def varies(self) -> bool:
-        """Whether a size that the graph accepts varies."""
+        """True if a size that the graph accepts varies."""
         return any(isinstance(size, str) for dims in self.program.interface.sizes.dims for size in dims)
 
     def anew(self) -> Variant:
-        """The same graph, with an engine of its own whose sessions are made now; this one has its engine."""
+        """Return the same graph with a new engine, whose sessions are created now; this one keeps its own."""
         with off():
             training = None if self._training is None else self._training.anew()
         return replace(self, _training=training, _inference=None)
 
     def training_engine(self) -> Engine:
-        """The engine that computes gradients, too."""
+        """Return the engine that computes gradients, too; build it at the first call."""
         if self._training is None:
             with exclusive.looking(), phase(DIFFERENTIATE), quiet(), off():
                 # Another thread may have built it while this one waited.
@@ -130,7 +130,7 @@ class Variant:
         return self._training
 
     def narrow(self) -> None:
-        """Accept the sizes alone that the derivatives hold for; builds the engine that computes them."""
+        """Restrict the accepted sizes to those of the derivatives; this builds the training engine."""
         conditions = self.training_engine().conditions
         if conditions:
             interface = self.program.interface
@@ -138,7 +138,7 @@ class Variant:
             self.program = replace(self.program, interface=interface)
 
     def inference_engine(self) -> InferenceEngine:
-        """The engine that runs forward only."""
+        """Return the engine that runs forward only; build it at the first call."""
         if self._inference is None:
             with exclusive.looking(), quiet(), off():
                 if self._inference is None:
@@ -148,14 +148,14 @@ class Variant:
 
 @dataclass
 class Family:
-    """The variants that differ only in the sizes they were exported for.
+    """The variants that differ only in the sizes for which they were exported.
 
     Attributes:
         variants: in the order of their exports.
-        by_shapes: the variant that serves a call's shapes, once it was looked for.
-        seen: the shapes that variants were exported for.
-        refused: the choices of varying dimensions that an export failed with.
-        explained: whether it was told why a graph for sizes that vary does not serve all calls.
+        by_shapes: a call's shapes -> the variant that serves them, cached at the first search.
+        seen: the shapes for which variants were exported.
+        refused: the choices of varying dimensions whose export failed.
+        explained: True if the log contains the reason why a graph for varying sizes does not serve all calls.
     """
 
     variants: list[Variant] = field(default_factory=list)
@@ -165,7 +165,7 @@ class Family:
     explained: bool = False
 
     def find(self, shapes: Shapes) -> Variant | None:
-        """The variant that takes ``shapes``."""
+        """Return the variant that accepts ``shapes``; ``None`` if there is none."""
         known = self.by_shapes.get(shapes)
         if known is not None:
             return known
@@ -176,7 +176,10 @@ class Family:
         return None
 
     def why_another(self, shapes: Shapes) -> str | None:
-        """The condition by which the latest graph for sizes that vary does not take ``shapes``, once."""
+        """Return the condition by which the latest graph for varying sizes does not accept ``shapes``.
+
+        Only the first call returns it, later ones return ``None``.
+        """
         sizes = next((v.program.interface.sizes for v in reversed(self.variants) if v.varies), None)
         if sizes is None or self.explained:
             return None
@@ -184,10 +187,10 @@ class Family:
         return (sizes.mismatch(shapes) or "").partition("; export")[0]
 
     def varying(self, shapes: Shapes) -> list[DimSpecs]:
-        """Choices of the dimensions to vary, per input: all, then those whose size was another earlier.
+        """Return choices of the dimensions to vary, per input: all, then those whose size differed before.
 
-        Empty if no size was another. A size that is the same so far often varies later, and each graph costs
-        a start.
+        The list is empty if no size differed. A size that is the same so far often varies later, and each
+        graph costs a start.
         """
         seen = [*self.seen, shapes]
         differing: DimSpecs = tuple(

@@ -1,4 +1,4 @@
-"""By what a loss is multiplied, so that its gradients in float16 neither vanish nor overflow."""
+"""Scales of a loss, by which its gradients in float16 neither vanish nor overflow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch2ort.trainer.step_info import TrainStepInfo
 
 
 class LossScaler:
-    """A constant scale; derive from it, and write :meth:`update`, for a rule of your own.
+    """A constant scale; a subclass that overrides :meth:`update` implements another rule.
 
     Args:
         loss_scale: a finite number above 0.
@@ -25,7 +25,7 @@ class LossScaler:
 
     @property
     def input_name(self) -> str | None:
-        """What the scale is called among a graph's inputs; kept for code that sets it."""
+        """The name of the scale among a graph's inputs; unused, and supported for code that sets it."""
         return self._input_name
 
     @input_name.setter
@@ -47,14 +47,14 @@ class LossScaler:
         self._loss_scale = float(loss_scale)
 
     def reset(self) -> None:
-        """Return to the first scale."""
+        """Reset to the first scale."""
         self._loss_scale = self._initial_loss_scale
 
     def update(self, train_step_info: TrainStepInfo) -> float:
-        """Set the next step's scale, once a step is over; the trainer calls it.
+        """Set the next step's scale; the trainer calls it after each step.
 
         Args:
-            train_step_info: says whether all gradients of that step were finite.
+            train_step_info: its ``all_finite`` is True if all gradients of that step were finite.
 
         Returns:
             The scale of the next step.
@@ -62,7 +62,7 @@ class LossScaler:
         return self.loss_scale
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint keeps: the numbers among the attributes."""
+        """Return the state for a checkpoint: the numbers among the attributes."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -70,15 +70,15 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Load a state that :meth:`state_dict` returned."""
         vars(self).update(state)
 
 
 class DynamicLossScaler(LossScaler):
-    """Halves the scale when gradients overflow, and doubles it after many steps in which none did.
+    """A scale that is halved when gradients overflow, and doubled after many steps without overflow.
 
     Args:
-        automatic_update: whether :meth:`update` changes the scale at all.
+        automatic_update: False to keep :meth:`update` from changing the scale.
         loss_scale: the first scale.
         up_scale_window: steps without overflow before the scale is doubled.
         min_loss_scale: the scale is not halved below it.
@@ -114,7 +114,7 @@ class DynamicLossScaler(LossScaler):
         self._stable_steps_count = 0
 
     def reset(self) -> None:
-        """Return to the first scale, and count steps anew."""
+        """Reset to the first scale, and the count of steps to 0."""
         super().reset()
         self._stable_steps_count = 0
 

@@ -1,1 +1,1 @@
-"""An ONNX model as a module of PyTorch, so that it is trained like any other."""
+"""Conversion of an ONNX model to a module of PyTorch, which is trained like any other."""

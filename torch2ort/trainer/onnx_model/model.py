@@ -1,4 +1,4 @@
-"""An ONNX model that is trained: its module, the model with new weights, a check of one by the other."""
+"""An ONNX model that is trained: its module, the model with new weights, and a comparison of the two."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch2ort.trainer.model_desc import ModelDesc
 from torch2ort.trainer.onnx_model.onnx_to_torch import build, current
 from torch2ort.trainer.onnx_model.weights import Weights
 
-# What the same model may differ by in two libraries' float32.
+# Tolerances between two libraries' float32 results of the same model.
 _RTOL, _ATOL = 1e-3, 1e-4
 
 
 class OnnxModel(torch.nn.Module):
-    """Takes an ONNX model's inputs in their order, and returns the described outputs.
+    """A module from an ONNX model's inputs, in order, to the described outputs.
 
     Args:
         model: the model; it is not changed.
-        description: names the model's inputs, all of them, and outputs, in their order.
+        description: names all inputs of the model, and outputs, in order.
 
     Raises:
-        OptionError: the description does not fit the model.
-        UnsupportedOperatorError: names the first node that cannot be trained.
+        OptionError: the description does not match the model.
+        UnsupportedOperatorError: a node cannot be trained; the error names the first one.
     """
 
     def __init__(self, model: onnx.ModelProto, description: ModelDesc) -> None:
@@ -46,17 +46,17 @@ class OnnxModel(torch.nn.Module):
         return found
 
     def public_name(self, name: str) -> str:
-        """Return the initializer that the parameter or buffer `name` of this module is."""
+        """Return the name of the initializer of the parameter or buffer `name` of this module."""
         attribute = name.rpartition(".")[2]
         return next((known for known, one in self._names.items() if one == attribute), name)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the initializers of floating point, the very tensors, by their names."""
+        """Return the floating-point initializers, without copies, by their names."""
         weights = self.body.get_submodule("weights")
         return {name: getattr(weights, attribute) for name, attribute in self._names.items()}
 
     def proto(self) -> onnx.ModelProto:
-        """Return the ONNX model with the weights as they are now."""
+        """Return the ONNX model with the present weights."""
         model = onnx.ModelProto()
         model.ParseFromString(self._original)
         values = self.tensors()
@@ -69,13 +69,13 @@ class OnnxModel(torch.nn.Module):
         return model
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Compare this module's outputs with what ONNX Runtime makes of the model itself.
+        """Compare this module's outputs with those of the original model in ONNX Runtime.
 
         Args:
-            inputs: of a step.
+            inputs: the inputs of a step.
 
         Raises:
-            ExportError: they differ.
+            ExportError: the outputs differ.
         """
         import onnxruntime
 

@@ -1,4 +1,4 @@
-"""From an ONNX model to a module of PyTorch that computes the same, with the initializers as its weights."""
+"""Translation of an ONNX model to an equivalent PyTorch module, with the initializers as its weights."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from torch2ort.trainer.onnx_model.operators import OPERATORS
 from torch2ort.trainer.onnx_model.operators.layers import Dropout
 from torch2ort.trainer.onnx_model.weights import Weights
 
-# Operators mean in opset 13 what the table says; before, axes were attributes.
+# The table has the operators as of opset 13; in earlier ones, axes were attributes.
 _OLDEST, _NEWEST, _TARGET = 13, 28, 18
-# More of them are data.
+# A constant with more numbers is data.
 _MOST_NUMBERS = 32
-# Inputs that are numbers of Python to PyTorch: operator -> positions.
-# Operators that return a tuple, whatever of it is read.
+# Operators that return a tuple, however many of its values are read.
 _TUPLES = ("Split", "TopK")
+# Inputs that are Python numbers in PyTorch: operator -> positions.
 _NUMBERS = {"Clip": (1, 2), "Pad": (2,), "TopK": (1,), "CumSum": (1,), "Trilu": (1,), "OneHot": (1,)}
 
 
 def current(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model in an opset that the table of operators is for, without functions of its own.
+    """Return a model in an opset of the operators' table, without local functions.
 
     Raises:
-        UnsupportedOperatorError: it cannot be converted.
+        UnsupportedOperatorError: the model cannot be converted.
     """
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
@@ -49,15 +49,15 @@ def current(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def build(model: onnx.ModelProto, weights: Weights, outputs: Sequence[str]) -> torch.fx.GraphModule:
-    """Return a module that computes what the model does.
+    """Return a module that computes the same as the model.
 
     Args:
-        model: as :func:`current` gives it.
+        model: the result of :func:`current`.
         weights: the initializers; a part of the module afterwards.
         outputs: names of the outputs to return, as a tuple.
 
     Raises:
-        UnsupportedOperatorError: names the first node that cannot be trained.
+        UnsupportedOperatorError: a node cannot be trained; the error names the first one.
     """
     builder = _Builder(model, weights)
     for node in model.graph.node:
@@ -69,7 +69,7 @@ def build(model: onnx.ModelProto, weights: Weights, outputs: Sequence[str]) -> t
 
 
 class _Builder:
-    """A graph of PyTorch that grows node by node."""
+    """A graph of PyTorch that is built node by node."""
 
     def __init__(self, model: onnx.ModelProto, weights: Weights) -> None:
         self.graph = torch.fx.Graph()
@@ -111,7 +111,7 @@ class _Builder:
                 self._values[name] = self.graph.call_method("__getitem__", (result, index))
 
     def tensor(self, name: str) -> torch.fx.Node:
-        """The value of this name, as a tensor."""
+        """Return the value of this name, as a tensor."""
         if name not in self._values and name in self._constants:
             return self.graph.get_attr(f"weights.{self._weights.add_constant(name, self._constants[name])}")
         value = self._value(name)
@@ -119,7 +119,7 @@ class _Builder:
         return value
 
     def _value(self, name: str) -> Any:
-        """A value: a node, numbers for small constants of int64, ``None`` where an input is left out."""
+        """Return a value: a node, numbers for small constants of int64, ``None`` for an omitted input."""
         if name in self._values:
             return self._values[name]
         if name in self._weights.attributes:
@@ -138,7 +138,7 @@ class _Builder:
         return self._value(name)
 
     def _dropped(self, node: onnx.NodeProto) -> Any:
-        """Dropout: by itself where the graph says that it does not train."""
+        """Translate Dropout; without ``training_mode`` it is the identity."""
         _refuse(node, any(name in self._read for name in node.output[1:]), "its mask is read")
         given = [self._constants.get(name) for name in node.input[1:]]
         _refuse(node, any(v is None and n for v, n in zip(given, node.input[1:], strict=True)), "it varies")
@@ -152,7 +152,7 @@ class _Builder:
 
 
 def _operator(node: onnx.NodeProto, read: int) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The function of a node that has so many outputs that are read, and its attributes."""
+    """Return the function of a node, of whose outputs `read` are read, and its attributes."""
     name = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
     function = OPERATORS.get(name)
     if function is None:
@@ -200,7 +200,7 @@ def _refuse(node: onnx.NodeProto, wrong: bool, why: str) -> None:
 
 
 def _constant(node: onnx.NodeProto) -> np.ndarray[Any, Any]:
-    """The value of a Constant node."""
+    """Return the value of a Constant node."""
     (attribute,) = node.attribute
     value = onnx.helper.get_attribute_value(attribute)
     kinds = {

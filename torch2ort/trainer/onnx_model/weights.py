@@ -9,24 +9,24 @@ import onnx
 import onnx.numpy_helper
 import torch
 
-# What says in a file that an initializer is one of a model's trained weights; constants have no such word.
+# The doc_string of an initializer that is a trained weight of a model; constants do not have it.
 TRAINED = "trained weight"
 # Running statistics: operator -> positions of its inputs.
 _STATISTICS = {"BatchNormalization": (3, 4)}
 
 
 class Weights(torch.nn.Module):
-    """Parameters, one for each initializer that is trained; buffers for the others of floating point.
+    """Parameters, one for each trained initializer, and buffers for the other floating-point initializers.
 
-    Whole numbers stay constants. Files of torch2ort say which initializers are weights; in others all of
-    floating point are, but for scalars and running statistics.
+    Integers stay constants. Files of torch2ort mark the initializers that are weights. In other files, all
+    floating-point initializers but scalars and running statistics are weights.
 
     Args:
-        model: whose initializers.
+        model: the model with the initializers.
 
     Attributes:
         attributes: initializer -> name of the parameter or buffer.
-        constants: name -> value of those that are neither.
+        constants: name -> value, of the initializers that are neither.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -55,7 +55,7 @@ class Weights(torch.nn.Module):
         self._added: dict[str, str] = {}
 
     def add_constant(self, name: str, value: np.ndarray[Any, Any]) -> str:
-        """Keep a constant as a buffer that is no part of the state, and return that one's name."""
+        """Register a constant as a buffer that is not part of the state, and return the buffer's name."""
         if name not in self._added:
             self._added[name] = f"constant_{len(self._added)}"
             self.register_buffer(self._added[name], torch.from_numpy(np.array(value)), persistent=False)

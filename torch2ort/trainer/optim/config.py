@@ -17,16 +17,16 @@ class _OptimizerConfig:
 
     Args:
         name: ``"SGDOptimizer"``, ``"AdamOptimizer"`` or ``"LambOptimizer"``.
-        params: groups of weights with values of their own: dicts of ``"params"``, a list of weights' names,
+        params: groups of weights with their own values: dicts of ``"params"``, a list of weights' names,
             and of hyperparameters. Weights that no group names have the values of `defaults`.
         defaults: every hyperparameter and its value; ``"lr"`` is one of them.
 
     Raises:
-        OptionError: an argument is not of that kind, or a group names a hyperparameter that `defaults` lacks.
+        OptionError: an argument has the wrong type, or a group has a hyperparameter that `defaults` lacks.
 
     Attributes:
         name: see above.
-        lr: the learning rate, before a scheduler has its say.
+        lr: the learning rate without a scheduler.
         defaults: see above.
         params: the groups, each with all hyperparameters.
     """
@@ -46,7 +46,7 @@ class _OptimizerConfig:
         self._refuse_repeated_names()
 
     def _group(self, index: int, group: Any) -> dict[str, Any]:
-        """The group with the defaults of what it does not name."""
+        """Return the group, with the defaults of the hyperparameters that it does not name."""
         where = f"params[{index}]"
         names = group.get("params") if isinstance(group, Mapping) else None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(group) < 2:
@@ -79,15 +79,15 @@ class _OptimizerConfig:
 
 
 def spelled(key: str) -> str:
-    """The name of a hyperparameter: ``lambda`` for ``lambda_coef``, which Python can spell."""
+    """Return the name of a hyperparameter: ``lambda``, a keyword in Python, for ``lambda_coef``."""
     return key.removesuffix("_coef")
 
 
 def check_number(name: str, value: object, *, infinite: bool = False) -> None:
-    """Refuse what is no number of at least 0.
+    """Check that a value is a number of at least 0.
 
     Raises:
-        OptionError: says what it is.
+        OptionError: it is another value, which the error contains.
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not (infinite or (math.isfinite(value) and value >= 0)):  # type: ignore[arg-type, operator]
@@ -105,7 +105,7 @@ def _check_switch(name: str, value: object) -> None:
 
 
 def _groups(params: Any, param_groups: Any) -> Any:
-    """The groups, under either of the two names that the reference has for them."""
+    """Return the groups, which the reference accepts under either of two names."""
     if param_groups is None:
         return [] if params is None else params
     if params:
@@ -114,11 +114,11 @@ def _groups(params: Any, param_groups: Any) -> Any:
 
 
 class _MomentsConfig(_OptimizerConfig):
-    """What Adam and LAMB share: running means of gradients and of their squares, and a clipped norm.
+    """The common part of Adam and LAMB: running means of gradients and of their squares, and a clipped norm.
 
     Args:
-        name: of the optimizer.
-        groups: what was given as ``params`` and as ``param_groups``.
+        name: the optimizer's name.
+        groups: the arguments ``params`` and ``param_groups``.
         values: every hyperparameter; each becomes an attribute, too.
 
     Raises:
@@ -139,7 +139,7 @@ class _MomentsConfig(_OptimizerConfig):
             self._check(checked)
 
     def _check(self, values: Mapping[str, Any]) -> None:
-        """Refuse what is not allowed, of the defaults or of a group."""
+        """Raise an error for a value that is not allowed, of the defaults or of a group."""
         for name in ("alpha", "beta", "lambda", "epsilon"):
             check_number(name, values[name])
         _check_norm(values["max_norm_clip"])
@@ -164,17 +164,17 @@ class SGDConfig(_OptimizerConfig):
 
 
 class AdamConfig(_MomentsConfig):
-    """Adam, with weight decay apart from the gradient.
+    """Adam, with weight decay separate from the gradient.
 
     Args:
-        params: groups of weights with values of their own; ``lr`` is everyone's.
+        params: groups of weights with their own values; all groups share ``lr``.
         lr: learning rate.
-        alpha: what stays of the running mean of gradients in a step.
-        beta: what stays of the running mean of squared gradients.
+        alpha: decay rate of the running mean of gradients.
+        beta: decay rate of the running mean of squared gradients.
         lambda_coef: weight decay; ``lambda`` in a group.
         epsilon: added to the root of the mean of squares.
         max_norm_clip: largest norm of all gradients together, see ``utils.grad_norm_clip``.
-        do_bias_correction: divide the means by what they lack in the first steps.
+        do_bias_correction: correct the means' bias towards 0 in the first steps.
         weight_decay_mode: :attr:`DecayMode.BEFORE_WEIGHT_UPDATE` decays the weight as it was before the
             step, as ``torch.optim.AdamW`` does. :attr:`DecayMode.AFTER_WEIGHT_UPDATE` decays the new weight,
             and adds `epsilon` before the correction of the means, as the AdamW of transformers did.
@@ -186,7 +186,7 @@ class AdamConfig(_MomentsConfig):
 
     @unique
     class DecayMode(IntEnum):
-        """When weights decay."""
+        """The time of the weight decay in a step."""
 
         BEFORE_WEIGHT_UPDATE = 0
         AFTER_WEIGHT_UPDATE = 1
@@ -226,16 +226,16 @@ class LambConfig(_MomentsConfig):
     """LAMB: Adam's step of each weight, scaled by the ratio of the weight's norm to the step's.
 
     Args:
-        params: groups of weights with values of their own; ``lr`` is everyone's.
+        params: groups of weights with their own values; all groups share ``lr``.
         lr: learning rate.
-        alpha: what stays of the running mean of gradients in a step.
-        beta: what stays of the running mean of squared gradients.
+        alpha: decay rate of the running mean of gradients.
+        beta: decay rate of the running mean of squared gradients.
         lambda_coef: weight decay, a part of the step whose norm is taken; ``lambda`` in a group.
         ratio_min: smallest ratio.
         ratio_max: largest ratio.
         epsilon: added to the root of the mean of squares.
         max_norm_clip: largest norm of all gradients together, see ``utils.grad_norm_clip``.
-        do_bias_correction: divide the means by what they lack in the first steps.
+        do_bias_correction: correct the means' bias towards 0 in the first steps.
         param_groups: another name of `params`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Learning rates that depend on how many times weights have been updated."""
+"""Learning rates that depend on the number of weight updates."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import TYPE_CHECKING
 from torch2ort import OptionError
 
 if TYPE_CHECKING:
-    # It speaks of optimizers itself.
+    # That module imports optimizers itself.
     from torch2ort.trainer.step_info import TrainStepInfo
 
 
 class _LRScheduler(ABC):
-    """Gives each step's learning rate; derive from it for a rule of your own."""
+    """A rule for each step's learning rate; a subclass implements another rule."""
 
     def __init__(self) -> None:
         self._last_lr: list[float] = []
 
     def _step(self, train_step_info: TrainStepInfo) -> list[float]:
-        """Compute the learning rate, and keep it for :meth:`get_last_lr`."""
+        """Compute the learning rate, and store it for :meth:`get_last_lr`."""
         self._last_lr = self.get_lr(train_step_info)
         return self._last_lr
 
     @abstractmethod
     def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
-        """Return a list of one number, the learning rate of the step that `train_step_info` is about."""
+        """Return a list of one number, the learning rate of the step that `train_step_info` describes."""
 
     def get_last_lr(self) -> list[float]:
-        """Return what the last step got; an empty list before the first."""
+        """Return the last step's learning rate, as a list; an empty list before the first step."""
         return self._last_lr
 
 
 class _WarmupLRScheduler(_LRScheduler):
-    """Rises from 0 to the optimizer's learning rate, then follows a curve.
+    """A rate that rises from 0 to the optimizer's learning rate, then follows a curve.
 
     Args:
-        total_steps: updates of weights in the whole training, at least 1. A trainer needs it; options can be
-            made without.
-        warmup: part of them in which the rate rises, from 0 on, below 1.
+        total_steps: weight updates in the whole training, at least 1. A trainer needs it; options can be
+            created without it.
+        warmup: fraction of them in which the rate rises, at least 0 and below 1.
 
     Raises:
         OptionError: a value that is not allowed.
@@ -63,10 +63,10 @@ class _WarmupLRScheduler(_LRScheduler):
         return [lr * (step / max(1, self._rise) if step < self._rise else self._curve(step, lr))]
 
     def _check(self) -> None:
-        """Refuse what has no curve.
+        """Check that the length of the training is known.
 
         Raises:
-            OptionError: nobody said how long the training is.
+            OptionError: ``total_steps`` is missing.
         """
         if self.total_steps is None:
             raise OptionError(
@@ -76,7 +76,7 @@ class _WarmupLRScheduler(_LRScheduler):
 
     @abstractmethod
     def _curve(self, step: int, lr: float) -> float:
-        """The part of the learning rate `lr` behind the warm-up, in update number `step` from 0 on."""
+        """Return the factor of the learning rate `lr` after the warm-up, in update `step`, counted from 0."""
 
     @property
     def _total(self) -> int:
@@ -88,14 +88,14 @@ class _WarmupLRScheduler(_LRScheduler):
         return self.warmup * self._total
 
     def _progress(self, step: int) -> float:
-        """How much of the training behind the warm-up is done: 0 at its start, 1 at its end."""
+        """Return the completed fraction of the training after the warm-up: 0 at its start, 1 at its end."""
         return (step - self._rise) / max(1, self._total - self._rise)
 
 
 class ConstantWarmupLRScheduler(_WarmupLRScheduler):
-    """Rises from 0 to the optimizer's learning rate, and stays there.
+    """A rate that rises from 0 to the optimizer's learning rate, and stays there.
 
-    Args and errors: as :class:`LinearWarmupLRScheduler`.
+    Args and errors are those of :class:`LinearWarmupLRScheduler`.
     """
 
     def _curve(self, step: int, lr: float) -> float:
@@ -103,12 +103,12 @@ class ConstantWarmupLRScheduler(_WarmupLRScheduler):
 
 
 class LinearWarmupLRScheduler(_WarmupLRScheduler):
-    """Rises from 0 to the optimizer's learning rate, and falls to 0 in a straight line.
+    """A rate that rises from 0 to the optimizer's learning rate, and falls to 0 linearly.
 
     Args:
-        total_steps: updates of weights in the whole training, at least 1. A trainer needs it; options can be
-            made without.
-        warmup: part of them in which the rate rises, from 0 on, below 1.
+        total_steps: weight updates in the whole training, at least 1. A trainer needs it; options can be
+            created without it.
+        warmup: fraction of them in which the rate rises, at least 0 and below 1.
 
     Raises:
         OptionError: a value that is not allowed.
@@ -119,12 +119,12 @@ class LinearWarmupLRScheduler(_WarmupLRScheduler):
 
 
 class CosineWarmupLRScheduler(_WarmupLRScheduler):
-    """Rises from 0 to the optimizer's learning rate, and follows a cosine.
+    """A rate that rises from 0 to the optimizer's learning rate, and follows a cosine.
 
     Args:
-        total_steps: as of :class:`LinearWarmupLRScheduler`.
-        cycles: waves of the cosine behind the warm-up; 0.5 falls to 0 once.
-        warmup: part of the updates in which the rate rises, from 0 on, below 1.
+        total_steps: as for :class:`LinearWarmupLRScheduler`.
+        cycles: periods of the cosine after the warm-up; with 0.5 the rate falls to 0 once.
+        warmup: fraction of the updates in which the rate rises, at least 0 and below 1.
 
     Raises:
         OptionError: a value that is not allowed.
@@ -141,17 +141,17 @@ class CosineWarmupLRScheduler(_WarmupLRScheduler):
 
 
 class PolyWarmupLRScheduler(_WarmupLRScheduler):
-    """Rises from 0 to the optimizer's learning rate, and falls to `lr_end` by a power of what is left to do.
+    """A rate that rises from 0 to the optimizer's learning rate, and falls polynomially to `lr_end`.
 
     Args:
-        total_steps: as of :class:`LinearWarmupLRScheduler`.
+        total_steps: as for :class:`LinearWarmupLRScheduler`.
         lr_end: the learning rate at the end, below the optimizer's.
-        power: 1 is a straight line.
-        warmup: part of the updates in which the rate rises, from 0 on, below 1.
+        power: the exponent of the remaining fraction of the training; 1 is a straight line.
+        warmup: fraction of the updates in which the rate rises, at least 0 and below 1.
 
     Raises:
-        OptionError: a value that is not allowed; that `lr_end` is not below the optimizer's is seen in a
-            step.
+        OptionError: a value that is not allowed. An `lr_end` that is not below the optimizer's learning rate
+            is reported in a step.
     """
 
     def __init__(

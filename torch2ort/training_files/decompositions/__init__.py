@@ -1,6 +1,6 @@
-"""Backward operators of PyTorch, and others that a step needs, as ONNX's own operators.
+"""Decompositions to ONNX's own operators, of PyTorch's backward operators and others that a step needs.
 
-What torch itself takes apart into operators that ONNX has is left to it.
+Operators that torch itself decomposes to operators of ONNX are not included.
 """
 
 import importlib
@@ -9,7 +9,7 @@ from torch2ort.training_files.decompositions.registry import STEP
 
 __all__ = ["STEP"]
 
-# Each fills the table when it is imported.
+# Each module fills the table when it is imported.
 for _name in (
     "convolution",
     "elementwise",

@@ -26,14 +26,14 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> _Gradients:
-    """Gradients of input, weight and bias; ``None`` where nobody wants one."""
+    """Compute the gradients of input, weight and bias; ``None`` for those that ``output_mask`` excludes."""
     rank = input.dim() - 2
     stride, padding, dilation = (_of_rank(one, rank) for one in (stride, padding, dilation))
     of_input = of_weight = of_bias = None
     if output_mask[0]:
         of_input = _of_input(grad_output, input, weight, stride, padding, dilation, transposed, groups)
     if output_mask[1]:
-        # A transposed convolution is one in which input and output have changed places.
+        # In a transposed convolution, input and output are exchanged.
         large, small = (grad_output, input) if transposed else (input, grad_output)
         of_weight = _of_weight(large, small, weight, stride, padding, dilation, groups)
     if output_mask[2]:
@@ -60,7 +60,7 @@ def _of_input(
         return aten.convolution(  # type: ignore[no-any-return]
             grad_output, weight, None, stride, padding, dilation, False, none, groups
         )
-    # What a stride leaves over at the end.
+    # The elements at the end that the stride does not reach.
     left = [
         size - ((out - 1) * s - 2 * p + d * (kernel - 1) + 1)
         for size, out, s, p, d, kernel in zip(
@@ -81,9 +81,9 @@ def _of_weight(
     dilation: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
-    """The large tensor convolved with the small one as its kernel: the batch is what is summed over.
+    """Convolve the large tensor with the small one as kernel, which sums over the batch.
 
-    Groups stand beside each other in the channels, each with the whole batch.
+    The groups are concatenated along the channels, each with the whole batch.
     """
     batch, channels, *sizes = large.shape
     apart = large.reshape(batch, groups, channels // groups, *sizes)

@@ -1,4 +1,4 @@
-"""The gradients of look-ups: sums over places that are named more than once."""
+"""The gradients of look-ups: sums over indices that may occur more than once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def embedding_dense_backward(
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> torch.Tensor:
-    """Each row gets the sum of the gradients of those that looked it up."""
+    """Sum the gradients of all look-ups of each row."""
     if scale_grad_by_freq:
         return NotImplemented  # type: ignore[no-any-return]
     width = grad_output.shape[-1]
@@ -26,7 +26,7 @@ def embedding_dense_backward(
     if padding_idx >= 0:
         given = torch.where((rows == padding_idx).unsqueeze(1), torch.zeros_like(given[:1]), given)
     table = grad_output.new_zeros(num_weights, width)
-    # Element by element, in order: of rows at once, ONNX Runtime adds several to one at the same time.
+    # Element by element, in order: ONNX Runtime adds whole rows concurrently, also to the same row.
     return table.scatter_add(0, rows.unsqueeze(1).expand(given.shape), given)
 
 
@@ -34,7 +34,7 @@ def embedding_dense_backward(
 def index_add(
     self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
 ) -> torch.Tensor:
-    """Element by element, too."""
+    """Add to rows element by element, as :func:`embedding_dense_backward` does."""
     if not self.dim():
         return NotImplemented  # type: ignore[no-any-return]
     rank = self.dim()

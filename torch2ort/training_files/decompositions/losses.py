@@ -1,4 +1,4 @@
-"""Losses between numbers."""
+"""Regression losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MEAN, _SUM = 1, 2
 
 @derives(aten.mse_loss.default)
 def _mse_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN) -> torch.Tensor:
-    """The squared difference."""
+    """Compute the squared difference."""
     difference = self - target
     return _reduced(difference * difference, reduction)
 
@@ -21,7 +21,7 @@ def _mse_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN) 
 def _huber_loss(
     self: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN, delta: float = 1
 ) -> torch.Tensor:
-    """Squared up to ``delta``, absolute above."""
+    """Compute the Huber loss: squared up to ``delta``, absolute above."""
     difference = self - target
     distance = difference.abs()
     squared = difference * difference * 0.5
@@ -29,7 +29,7 @@ def _huber_loss(
 
 
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
-    """What PyTorch's number for a reduction makes of a loss."""
+    """Apply the reduction of PyTorch's number to a loss."""
     if reduction == _MEAN:
         return loss.mean()
     return loss.sum() if reduction == _SUM else loss

@@ -23,7 +23,7 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: torch.Tensor,
 ) -> torch.Tensor:
-    """Each gradient goes to the place that its window took the number from."""
+    """Add each gradient at the index of its window's maximum."""
     axes = len(kernel_size)
     cells = math.prod(self.shape[-axes:])
     planes = math.prod(self.shape[:-axes])
@@ -44,7 +44,7 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> torch.Tensor:
-    """Each gradient goes to all of its window in equal shares: a transposed convolution with ones."""
+    """Spread each gradient over its window in equal shares, by a transposed convolution with ones."""
     axes = len(kernel_size)
     if ceil_mode or divisor_override is not None:
         return NotImplemented  # type: ignore[no-any-return]
@@ -72,7 +72,7 @@ def avg_pool_backward(
 
 @derives(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
 def adaptive_avg_pool_backward(grad_output: torch.Tensor, self: torch.Tensor) -> torch.Tensor:
-    """Along each axis a product with the matrix of shares, which is constant where the sizes are."""
+    """Multiply along each axis with the matrix of shares, which is constant where the sizes are."""
     axes = 2 if grad_output.dim() == self.dim() and self.dim() <= 4 else 3
     result = grad_output
     for axis in range(self.dim() - axes, self.dim()):
@@ -87,7 +87,7 @@ def adaptive_avg_pool_backward(grad_output: torch.Tensor, self: torch.Tensor) ->
 
 
 def _shares(size: int, count: int, like: torch.Tensor) -> torch.Tensor:
-    """How much of each window's gradient each place gets: (count, size)."""
+    """Return each element's share of each window's gradient: (count, size)."""
     places = torch.arange(size, device=like.device)
     windows = torch.arange(count, device=like.device).unsqueeze(1)
     first = torch.div(windows * size, count, rounding_mode="trunc")

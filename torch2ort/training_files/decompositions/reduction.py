@@ -1,4 +1,4 @@
-"""Spreads of numbers."""
+"""Reductions: variance, standard deviation and extrema."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def std(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Any:
-    """The root of the variance."""
+    """Compute the square root of the variance."""
     variance = var(self, dim, correction=correction, keepdim=keepdim)
     return variance if variance is NotImplemented else torch.sqrt(variance)
 
 
 @derives(internal_ops.extreme)
 def extreme(self: torch.Tensor, largest: bool) -> torch.Tensor:
-    """The largest or the smallest of all."""
+    """Compute the largest or the smallest of all elements."""
     axes = list(range(self.dim()))
     if not axes:
         return self.clone()

@@ -1,4 +1,4 @@
-"""The table of decompositions of a step, filled by the modules beside this one."""
+"""The table of decompositions of a step, filled by the other modules of this folder."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ STEP: Table = {}
 
 
 def derives(*operators: Any) -> Callable[[_F], _F]:
-    """Register a function as what ``operators`` are taken apart into, in a file of a step."""
+    """Register a function as the decomposition of ``operators`` in a file of a step."""
     return decomposes(*operators, table=STEP)

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 def upsample_nearest_backward(
     grad_output: torch.Tensor, output_size: Sequence[int], input_size: Sequence[int], *scales: float | None
 ) -> torch.Tensor:
-    """Each place gets the sum of its copies, where each has as many."""
+    """Sum the gradients of each element's copies, where all elements have the same number of copies."""
     shape: list[int] = list(input_size[:2])
     axes = []
     for output, size in zip(output_size, input_size[2:], strict=True):

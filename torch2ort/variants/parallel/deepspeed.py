@@ -1,14 +1,14 @@
-"""Models that DeepSpeed trains: what it hangs on them, and weights that ZeRO's stage 3 parts among processes.
+"""Models that DeepSpeed trains: its hooks and attributes, and weights that ZeRO's stage 3 partitions.
 
-Stage 3 gathers the weights of each module in a hook in front of its forward, frees them (to size 0) in one
-behind, and does so again around its backward. A graph has none of the hooks of the modules below the model:
-the weights of all of them are gathered for a call and freed after it, and gathered for its backward and freed
-when that ends. Backward reads copies (``torch2ort/training/resharded_weights.py``) and gives each weight its
-gradient, which DeepSpeed's hook on the weight reduces and parts.
+Stage 3 gathers the weights of each module in a hook before its forward, frees them (to size 0) in one after
+it, and does so again around its backward. A graph runs none of the hooks of the model's submodules: the
+weights of all of them are gathered for a call and freed after it, and gathered for its backward and freed
+when that ends. Backward reads copies (``torch2ort/training/resharded_weights.py``) and passes each weight its
+gradient, which DeepSpeed's hook on the weight reduces and partitions.
 
-All stages keep books in attributes of weights and modules, which change with each step and which no forward
-reads. They are taken off for a call, so that a graph is made from the model alone. Tried with deepspeed
-0.19.8, whose names these are.
+All stages record state in attributes of weights and modules, which change in each step and which no forward
+reads. They are removed for a call, so a graph is made from the model alone. The names are those of deepspeed
+0.19.8, with which this was tried.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ _OF_MODULES = frozenset(
         "pre_bwd_fn",
     )
 )
-# Of a weight in stage 3, and in stages 1 and 2.
+# Attributes that a weight has in stage 3, and in stages 1 and 2.
 _MARKS = frozenset(("ds_id", "_hp_mapping"))
-# Each dictionary that something was taken out of, what that was, and the keys before in their order.
+# Each dictionary from which entries were removed, these entries, and the keys before, in order.
 _Taken = list[tuple[MutableMapping[Any, Any], dict[Any, Any], list[Any]]]
 
 
 class Parted:
-    """What DeepSpeed has made of a model.
+    """A model that DeepSpeed trains.
 
     Args:
         model: the model.
-        kept: its weights that DeepSpeed keeps books of.
+        kept: its weights with attributes of DeepSpeed.
 
     Attributes:
-        weights: those of which each process has a part.
+        weights: those that are partitioned among processes.
     """
 
     def __init__(self, model: torch.nn.Module, kept: Sequence[Any]) -> None:
@@ -71,16 +71,16 @@ class Parted:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Have the model as it was made: all weights whole, none of DeepSpeed's hooks below it, no books.
+        """Context that restores the original model: whole weights, no hooks and attributes of DeepSpeed.
 
-        Every process has to come here, as to any module whose weights are parted.
+        Every process must enter it, as it must call any module whose weights are partitioned.
         """
         with self._gathered(), contextlib.ExitStack() as later:
             taken: _Taken = []
             later.callback(_put_back, taken)
             for weight in self._kept:
                 _take(vars(weight), _is_book_of_weight, taken)
-            # The model's own run around the graph.
+            # The model's own hooks run around the graph.
             for hooks in (self._model._forward_pre_hooks, self._model._forward_hooks):
                 _take(hooks, lambda _, hook: _is_deepspeeds(hook), taken)
             if self.weights:
@@ -89,10 +89,10 @@ class Parted:
             yield
 
     def gather_in_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Have all weights whole while the backward of a call runs and gradients reach them.
+        """Gather all weights while the backward of a call runs and gradients are accumulated into them.
 
         Args:
-            outputs: what the graph gave in that call.
+            outputs: the graph's outputs in that call.
         """
         node = next((output.grad_fn for output in outputs if output.grad_fn is not None), None)
         if node is not None and self.weights:
@@ -107,8 +107,8 @@ class Parted:
             free()
 
     def _gather(self) -> Callable[[], None]:
-        """Gather what is not whole; gives what frees it again."""
-        # What the hook of the model itself gathered, or is never freed, stays as it is.
+        """Gather the partitioned weights; return the function that frees them."""
+        # Weights that the model's own hook gathered, or that are never freed, are not changed.
         missing = [weight for weight in self.weights if weight.ds_status.name == "NOT_AVAILABLE"]
         if missing:
             missing[0].all_gather(param_list=missing)
@@ -127,17 +127,17 @@ class Parted:
         own = attributes.get("_original_parameters")
         _take(attributes, _is_book_of_module, taken)
         if own is not None:
-            # The dictionary of before, for DeepSpeed's own gathers what is read from it.
+            # The original dictionary: DeepSpeed's own gathers each weight that is read from it.
             taken.append((attributes, {"_parameters": attributes["_parameters"]}, []))
             attributes["_parameters"] = own
 
 
 def parted_by_deepspeed(model: torch.nn.Module) -> Parted | None:
-    """What DeepSpeed has made of ``model``, if it trains it.
+    """Return ``model`` as one that DeepSpeed trains; ``None`` if it does not.
 
     Raises:
-        ExportError: one of the weights is being gathered at this moment, or DeepSpeed does more with a module
-            below than to gather its weights.
+        ExportError: one of the weights is being gathered at this moment, or DeepSpeed does more with a
+            submodule than to gather its weights.
     """
     if "deepspeed" not in sys.modules or not torch.distributed.is_initialized():
         return None
@@ -162,7 +162,7 @@ def parted_by_deepspeed(model: torch.nn.Module) -> Parted | None:
 
 
 def _take(found: MutableMapping[Any, Any], is_own: Callable[[Any, Any], bool], taken: _Taken) -> None:
-    """Take entries out of a dictionary, and note what it held."""
+    """Remove entries from a dictionary, and record its former content."""
     own = {key: value for key, value in found.items() if is_own(key, value)}
     if own:
         taken.append((found, own, list(found)))
@@ -174,7 +174,7 @@ def _put_back(taken: _Taken) -> None:
     for found, own, order in reversed(taken):
         found.update(own)
         if isinstance(found, OrderedDict):
-            # Hooks, which run in their order.
+            # These are hooks, which run in order.
             added = [key for key in found if key not in order]
             for key in [*(key for key in order if key in found), *added]:
                 found.move_to_end(key)
@@ -189,13 +189,13 @@ def _is_book_of_module(name: str, value: Any) -> bool:
 
 
 def _is_deepspeeds(value: Any) -> bool:
-    """Whether a value is a function, a method or an object of a class of DeepSpeed's."""
+    """Return True if a value is a function, a method or an object of a class of DeepSpeed."""
     value = value.__func__ if isinstance(value, MethodType) else value
     return (getattr(value, "__module__", None) or "").startswith("deepspeed.")
 
 
 def _gathers(hook: Callable[..., Any]) -> bool:
-    """Whether a hook is one of those by which DeepSpeed gathers and frees weights."""
+    """Return True if a hook is one of those by which DeepSpeed gathers and frees weights."""
     if hook.__module__ != _INSTRUMENTED:
         return hook.__module__ == _HOOKS
     held = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]

@@ -1,9 +1,9 @@
-"""Modules below a model whose weights FSDP parts among processes (``fully_shard(layer)``).
+"""Submodules of a model whose weights FSDP shards among processes (``fully_shard(layer)``).
 
-FSDP gathers the weights of such a module in a hook in front of its forward and frees them in one behind. A
-graph has no such hooks: the weights of all of them are gathered for a call and freed after it. Backward reads
-copies (``torch2ort/training/resharded_weights.py``), and FSDP parts the gradients at its end, as it does for
-modules whose inputs need none.
+FSDP gathers the weights of such a module in a hook before its forward and frees them in one after it. A
+graph runs no such hooks: the weights of all submodules are gathered for a call and freed after it. Backward
+reads copies (``torch2ort/training/resharded_weights.py``), and FSDP shards the gradients at its end, as it
+does for modules whose inputs require none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HAS_PROCESSES = torch.distributed.is_available()
 
 
 def sharded_below(model: torch.nn.Module) -> list[Any]:
-    """The modules below ``model``, itself apart, whose weights FSDP parts.
+    """Return the submodules of ``model``, without itself, whose weights FSDP shards.
 
     Raises:
         ExportError: FSDP does something with one of them that a graph would not.
@@ -33,7 +33,7 @@ def sharded_below(model: torch.nn.Module) -> list[Any]:
 
 
 def sharded_in(model: torch.nn.Module) -> list[Any]:
-    """``model`` and the modules below it, as far as FSDP parts their weights.
+    """Return those of ``model`` and its submodules whose weights FSDP shards.
 
     Raises:
         ExportError: FSDP does something with one of them that a graph would not.
@@ -46,7 +46,7 @@ def sharded_in(model: torch.nn.Module) -> list[Any]:
 
 @contextlib.contextmanager
 def gathered(modules: list[Any]) -> Iterator[None]:
-    """Have ``modules`` hold their whole weights, and no hooks of FSDP's."""
+    """Context in which ``modules`` hold their whole weights, and no hooks of FSDP."""
     taken: list[tuple[MutableMapping[int, Any], dict[int, Any]]] = []
     try:
         for module in modules:
@@ -66,7 +66,7 @@ def gathered(modules: list[Any]) -> Iterator[None]:
 
 
 def may_be_parted() -> bool:
-    """Whether there are processes to part weights among; every call of a model asks."""
+    """Return True if there are processes that may share weights; every call of a model checks this."""
     return _HAS_PROCESSES and torch.distributed.is_initialized()
 
 

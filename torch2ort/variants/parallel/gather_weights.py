@@ -1,4 +1,4 @@
-"""A model whose weights are parted among processes, for an export: all of them whole."""
+"""Whole weights of a model for an export, where they are partitioned among processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch2ort.variants.parallel.fsdp import gathered, sharded_in
 
 @contextlib.contextmanager
 def whole(model: torch.nn.Module) -> Iterator[None]:
-    """Have FSDP's and DeepSpeed's weights in ``model`` whole, without the hooks that gather them.
+    """Context in which FSDP's and DeepSpeed's weights of ``model`` are whole, without their gathering hooks.
 
-    Every process has to come here, as to a call of the model.
+    Every process must enter it, as it must call the model.
 
     Raises:
         ExportError: FSDP or DeepSpeed does something with the model that a graph would not.

@@ -1,4 +1,4 @@
-"""Operators of ONNX as functions of PyTorch's tensors, one file a theme."""
+"""Operators of ONNX as functions of PyTorch's tensors, one file per topic."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from torch2ort.trainer.onnx_model.operators.layers import LAYERS
 from torch2ort.trainer.onnx_model.operators.reductions_and_matmul import REDUCTIONS
 from torch2ort.trainer.onnx_model.operators.shapes import SHAPES
 
-# By the operator's name; one that is not of ONNX's own domain with that in front.
+# By the operator's name, with the domain as prefix if it is not ONNX's own.
 OPERATORS: dict[str, Callable[..., Any]] = {**ELEMENTWISE, **SHAPES, **REDUCTIONS, **LAYERS}

@@ -1,4 +1,4 @@
-"""Types of numbers in ONNX and in PyTorch."""
+"""Element types of ONNX and of PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of ONNX that compute each element by itself."""
+"""Elementwise operators of ONNX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch2ort.trainer.onnx_model.operators.host_scalars import (
 
 
 def unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Value], Value]:
-    """An operator of one tensor."""
+    """Return an operator of one tensor."""
 
     def run(x: Value) -> Value:
         return function(tensor(x))
@@ -35,7 +35,7 @@ def unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Value],
 def binary(
     function: Callable[..., torch.Tensor], on_numbers: Callable[..., Any] | None = None
 ) -> Callable[..., Value]:
-    """An operator of two tensors, or of two numbers about sizes."""
+    """Return an operator of two tensors, or of two sizes."""
 
     def run(a: Value, b: Value) -> Value:
         if on_numbers is not None and is_host(a, b):
@@ -56,7 +56,7 @@ def identity(x: Value) -> Value:
 
 
 def divided(a: Value, b: Value) -> Value:
-    """Div; of whole numbers towards 0."""
+    """Div; integers are rounded towards 0."""
     if is_host(a, b):
         return by_number(_towards_zero, a, b)
     one, other = tensors(a, b)
@@ -81,13 +81,13 @@ def remainder(a: Value, b: Value, *, fmod: int = 0) -> Value:
 
 
 def power(a: Value, b: Value) -> Value:
-    """Pow; the result has the base's type."""
+    """Pow; the result has the base's dtype."""
     one, other = tensors(a, b)
     return torch.pow(one, other).to(one.dtype)
 
 
 def folded(function: Callable[..., torch.Tensor]) -> Callable[..., Value]:
-    """An operator of any number of tensors."""
+    """Return an operator of any number of tensors."""
 
     def run(*values: Value) -> Value:
         return functools.reduce(function, tensors(*values))

@@ -1,8 +1,8 @@
-"""What an operator of ONNX gets: tensors; and whole numbers about sizes, which stay numbers of Python.
+"""Arguments of ONNX's operators: tensors, and sizes, which are Python numbers.
 
 ONNX computes sizes in tensors (``Shape``, ``Gather``, ``Concat``, ``Reshape``). In PyTorch such a size would
-be data, by which nothing can be traced. So what comes from ``Shape`` and from small constants of int64 is a
-number, or a list of numbers for a tensor of rank 1, as long as operators between allow it.
+be data, on which a trace cannot depend. So a result of ``Shape``, or a small constant of int64, is a number,
+or a list of numbers for a tensor of rank 1, as long as the operators between allow it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Value: TypeAlias = Any  # a tensor, a number, or a list of numbers
 
 
 def is_host(*values: Value) -> bool:
-    """Tell whether all values are numbers or lists of them."""
+    """Return True if all values are numbers or lists of numbers."""
     return not any(isinstance(value, torch.Tensor) for value in values)
 
 
@@ -27,7 +27,7 @@ def numbers(value: Value, what: str) -> list[Number]:
     """Return the numbers in a list, or a number as a list of one.
 
     Raises:
-        UnsupportedOperatorError: they are in a tensor, which is known while the graph runs alone.
+        UnsupportedOperatorError: they are in a tensor, whose values are known only while the graph runs.
     """
     if isinstance(value, torch.Tensor):
         raise UnsupportedOperatorError(
@@ -46,7 +46,7 @@ def number(value: Value, what: str) -> Number:
 
 
 def tensor(value: Value, like: torch.Tensor | None = None) -> torch.Tensor:
-    """Return a value as a tensor; numbers become int64, as ONNX has sizes."""
+    """Return a value as a tensor; sizes become int64, as in ONNX."""
     if isinstance(value, torch.Tensor):
         return value
     device = None if like is None else like.device
@@ -55,7 +55,7 @@ def tensor(value: Value, like: torch.Tensor | None = None) -> torch.Tensor:
     if isinstance(value, torch.SymInt):
         return tensor([value], like)[0]
     whole = isinstance(value, (list, tuple)) and not any(isinstance(one, (bool, float)) for one in value)
-    # Without elements, too.
+    # Also for a list without elements.
     return torch.tensor(value, dtype=torch.int64 if whole else None, device=device)
 
 
@@ -66,7 +66,7 @@ def tensors(*values: Value) -> list[torch.Tensor]:
 
 
 def by_number(function: Callable[..., Number], *values: Value) -> Value:
-    """Call a function with numbers, element by element where there are lists, and repeat single ones."""
+    """Call a function with numbers, elementwise for lists, and with single numbers repeated."""
     lists = [value for value in values if isinstance(value, (list, tuple))]
     if not lists:
         return function(*values)
@@ -95,10 +95,10 @@ def axes_of(axes: Value, rank: int) -> list[int]:
 
 
 def refuse_unless(holds: bool, what: str) -> None:
-    """Refuse a variant of an operator.
+    """Raise an error for a variant of an operator that is not supported.
 
     Raises:
-        UnsupportedOperatorError: it does not hold.
+        UnsupportedOperatorError: `holds` is False.
     """
     if not holds:
         raise UnsupportedOperatorError(f"{what}; export the model without it, or give the torch.nn.Module")

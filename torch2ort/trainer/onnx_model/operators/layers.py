@@ -22,10 +22,10 @@ def log_softmax(x: Value, *, axis: int = -1) -> Value:
 
 
 class Dropout(torch.nn.Module):
-    """A Dropout of which the graph says that it trains.
+    """A Dropout node with ``training_mode``.
 
     Args:
-        ratio: part of the elements that become 0.
+        ratio: fraction of the elements that become 0.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -38,7 +38,7 @@ class Dropout(torch.nn.Module):
 
 
 def _padding(pads: Sequence[int] | None, auto_pad: str, rank: int, what: str) -> tuple[list[int], list[int]]:
-    """Amounts in front of and behind each axis."""
+    """Return the amounts before and after each axis."""
     refuse_unless(auto_pad in ("NOTSET", "VALID"), f"{what} with auto_pad {auto_pad}")
     given = [0] * (2 * rank) if pads is None or auto_pad == "VALID" else list(pads)
     return given[:rank], given[rank:]
@@ -153,7 +153,7 @@ def layer_normalization(
 def group_normalization(
     x: Value, scale: Value, bias: Value, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Value:
-    """GroupNormalization; before opset 21 with one scale and bias a group."""
+    """GroupNormalization; before opset 21 with one scale and bias per group."""
     if scale.shape[0] != x.shape[1]:
         scale, bias = (torch.repeat_interleave(one, x.shape[1] // num_groups) for one in (scale, bias))
     return F.group_norm(x, num_groups, scale, bias, epsilon)
@@ -182,7 +182,7 @@ def negative_log_likelihood(
     reduction: str = "mean",
 ) -> Value:  # fmt: skip
     """NegativeLogLikelihoodLoss."""
-    # PyTorch ignores -100 by default, ONNX nothing: what is no class is out of range then, in both.
+    # PyTorch ignores -100 by default, ONNX no label; then a label that is no class is out of range in both.
     ignored = -100 if ignore_index is None else ignore_index
     places = tensor(labels).to(torch.int64)
     return F.nll_loss(logarithms, places, weights, ignore_index=ignored, reduction=reduction)

@@ -1,4 +1,4 @@
-"""Operators of ONNX that reduce axes, and products."""
+"""Reductions and matrix products of ONNX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch2ort.trainer.onnx_model.operators.host_scalars import (
 
 
 def reduced(function: Callable[[torch.Tensor, tuple[int, ...], bool], torch.Tensor]) -> Callable[..., Value]:
-    """A reduction over several axes."""
+    """Return a reduction over several axes."""
 
     def run(x: Value, axes: Value = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Value:
         x = tensor(x)
@@ -41,7 +41,7 @@ def _product(x: torch.Tensor, axes: tuple[int, ...], keep: bool) -> torch.Tensor
 def reduce_product(
     x: Value, axes: Value = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Value:
-    """ReduceProd, of sizes, too."""
+    """ReduceProd, also of sizes."""
     if is_host(x):
         total = product(numbers(x, "ReduceProd"))
         return [total] if keepdims else total
@@ -49,7 +49,7 @@ def reduce_product(
 
 
 def largest_place(function: Callable[..., torch.Tensor]) -> Callable[..., Value]:
-    """ArgMax or ArgMin."""
+    """Return ArgMax or ArgMin."""
 
     def run(x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Value:
         refuse_unless(not select_last_index, "ArgMax or ArgMin with select_last_index")
@@ -59,7 +59,7 @@ def largest_place(function: Callable[..., torch.Tensor]) -> Callable[..., Value]
 
 
 def top_k(x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Value:
-    """TopK; of equal numbers the first ones, which torch.topk does not promise."""
+    """TopK; of equal numbers it selects the first ones, which torch.topk does not guarantee."""
     found = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
     count = int(number(k, "k of TopK"))
     return found.values.narrow(axis, 0, count), found.indices.narrow(axis, 0, count)

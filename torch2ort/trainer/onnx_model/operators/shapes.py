@@ -1,4 +1,4 @@
-"""Operators of ONNX about sizes, places and types of elements."""
+"""Operators of ONNX for shapes, indexing and element types."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def concat(*values: Value, axis: int) -> Value:
 def split(
     x: Value, sizes: Value = None, *, axis: int = 0, num_outputs: int | None = None, declared: int
 ) -> Value:
-    """Split; `declared` is how many outputs the node has."""
+    """Split; `declared` is the number of the node's outputs."""
     if sizes is not None:
         return tuple(torch.split(x, [int(one) for one in numbers(sizes, "the sizes of Split")], axis))
     parts = num_outputs or declared
@@ -116,7 +116,7 @@ def sliced(x: Value, starts: Value, ends: Value, axes: Value = None, steps: Valu
 
 
 def _backwards(x: torch.Tensor, axis: int, start: Any, end: Any, step: int) -> torch.Tensor:
-    """A slice with a negative step, over an axis turned around."""
+    """Slice with a negative step, over a flipped axis."""
     whole = start in (-1,) or (isinstance(start, int) and start >= 2**31)
     refuse_unless(
         whole and isinstance(end, int) and end <= -(2**31), "Slice backwards over a part of an axis"
@@ -141,7 +141,7 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Value:
 
 
 def _counted(places: torch.Tensor, length: Any) -> torch.Tensor:
-    """Indices counted from the front, as int64."""
+    """Return indices counted from the front, as int64."""
     places = places.to(torch.int64)
     return torch.where(places < 0, places + length, places)
 
@@ -220,7 +220,7 @@ def pad(x: Value, pads: Value, value: Value = None, axes: Value = None, *, mode:
 
 
 def constant_of_shape(sizes: Value, *, value: tuple[Any, int] = (0.0, onnx.TensorProto.FLOAT)) -> Value:
-    """ConstantOfShape; of a number and its type."""
+    """ConstantOfShape, of a number and its element type."""
     wanted = numbers(sizes, "the shape of ConstantOfShape")
     number, dtype = value[0], DTYPES[value[1]]
     if len(wanted) == 1 and isinstance(wanted[0], int) and dtype is torch.int64:
