@@ -29,8 +29,8 @@ def check_namespace(namespace: str) -> None:
     """Raise :class:`Unkeyable` for a namespace that is used as a value, unless it is part of torch."""
     if not is_of_torch(namespace):
         raise Unkeyable(
-            f"torch.ops.{namespace} as a whole holds operators that somebody registered, and which of them "
-            f"are called cannot be seen. Name each, as torch.ops.{namespace}.name"
+            f"torch.ops.{namespace} as a whole contains registered operators, and it cannot be seen which of "
+            f"them are called. Name each, as torch.ops.{namespace}.name"
         )
 
 
