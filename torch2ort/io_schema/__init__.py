@@ -1,4 +1,4 @@
-"""Nested data and flat tensors: what a model takes and returns, and what a graph takes and returns.
+"""Nested data and flat tensors: arguments and results of a model, and those of a graph.
 
 ``flatten`` returns the tensors of nested data and a ``Schema`` of everything else; ``unflatten`` puts tensors
 back into place. A ``Schema`` is hashable and comparable, has a JSON form, and describes in a sentence where

@@ -40,8 +40,9 @@ class TensorSpec(NamedTuple):
 class Schema:
     """Structure of nested data: its containers, its constants, and type and rank of its tensors.
 
-    Made by :func:`flatten` or :meth:`from_json`. It holds no tensor. Two schemas are equal if the containers
-    (class, keys and their order), the constants (type and value) and each tensor's dtype and rank are.
+    It is made by :func:`flatten` or :meth:`from_json`, and contains no tensor. Two schemas are equal if the
+    containers (class, keys and their order), the constants (type and value) and each tensor's dtype and rank
+    are.
 
         >>> import torch
         >>> from torch2ort import io_schema
@@ -132,7 +133,7 @@ class Schema:
         Args:
             text: Text that :meth:`to_json` returned, in this process or another.
             classes: Classes and factories of containers that are not found by name among the modules
-                imported so far: local classes, and factories of defaultdicts that are no builtin types.
+                imported so far: local classes, and factories of defaultdicts that are not builtin types.
 
         Raises:
             SchemaError: The text is something else, of another version, or names a class that is neither

@@ -1,4 +1,4 @@
-"""The arguments of a call under the names that the callable gives them, and back."""
+"""Conversion between the arguments of a call and a mapping by the names of the callable's parameters."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Signature:
             name for name in unset if signature.parameters[name].default is inspect.Parameter.empty
         ]
         self._left_out = [name for name in unset if name not in self._required]
-        # Where a keyword argument would meet one passed by position.
+        # Keyword -> the position of an argument that would be passed to the same parameter.
         self._by_keyword = {
             name: self._positional.index(name) if name in self._positional else len(self._positional)
             for name in self._template
@@ -107,13 +107,13 @@ class Signature:
             return cls(inspect.signature(lambda *args, **kwargs: None))
 
     def to_json(self) -> str:
-        """Return a text from which :meth:`from_json` makes a signature that binds alike.
+        """Return a text from which :meth:`from_json` makes a signature that binds in the same way.
 
-        A default that holds a tensor or cannot be flattened is not written: :meth:`bind` of the signature
+        A default that contains a tensor or cannot be flattened is not written: :meth:`bind` of the signature
         that is read back leaves such an argument out, unless it is passed.
 
         Raises:
-            SchemaError: A default holds a key of a type that has no JSON form.
+            SchemaError: A default contains a key of a type that has no JSON form.
         """
         parameters = []
         for parameter in self._signature.parameters.values():
@@ -256,7 +256,7 @@ class Signature:
         return prefix + name if name in self._template or name.startswith(prefix) else name
 
     def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NoReturn:
-        self._signature.bind(*args, **kwargs)  # knows how to say what is wrong
+        self._signature.bind(*args, **kwargs)  # raises the TypeError of Python
         # Python 3.13.0 accepts a keyword for `**options` with the name of a required
         # positional-only parameter.
         missing = next(name for name in self._positional[len(args) :] if name in self._required)

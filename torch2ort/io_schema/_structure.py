@@ -174,7 +174,7 @@ def spec_of(nodes: Sequence[Node]) -> optree.PyTreeSpec:
     """Return the optree structure of nodes; the inverse of :func:`nodes_of`.
 
     Raises:
-        ValueError: The nodes are no tree; also IndexError.
+        ValueError: The nodes are not a tree; also IndexError.
         Exception: Any exception that the unflatten function of a registered class raises.
     """
     done: list[optree.PyTreeSpec] = []

@@ -48,7 +48,7 @@ class Autocast(NamedTuple):
 
     @property
     def is_on(self) -> bool:
-        """True if autocast is on for some device, so that operators may get other dtypes than were passed."""
+        """True if autocast is on for some device, so operators may get other dtypes than were passed."""
         return any(on for _, on, _ in self.devices)
 
     @property

@@ -16,7 +16,7 @@ def with_inplace_map(site: Site, result: Result, seen: Observation | None) -> Re
     Args:
         site: the call.
         result: the result of the call, without the map.
-        seen: a run of ``forward``; ``None`` if none was possible, so that the map is trusted.
+        seen: a run of ``forward``; ``None`` if none was possible; the map is trusted then.
 
     Raises:
         InplaceMapError: the map names a position that is not a tensor, or the run contradicts it.

@@ -160,7 +160,7 @@ def evaluate(expr: sympy.Expr, values: Mapping[str, Any]) -> Any:
 
     Raises:
         KeyError: a symbol has no value.
-        ValueError: the expression is no size.
+        ValueError: the expression is not a size.
     """
     if expr.is_Symbol:
         return values[expr.name]

@@ -385,7 +385,7 @@ def test_the_rank_counts_for_those_who_ask_for_it(tmp_path):
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False]
 
 
-OUTSIDE = "keeps what it is outside of Python, where it cannot be compared between processes"
+OUTSIDE = "keeps its state outside of Python, where it cannot be compared between processes"
 
 
 @pytest.mark.parametrize(

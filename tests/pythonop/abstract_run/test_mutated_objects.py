@@ -312,9 +312,9 @@ def test_a_tensor_that_cannot_be_taken_away_is_refused():
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.export(Around(lambda model, h: Leaks.apply(h)), torch.randn(3, 4))
     assert str(caught.value) == (
-        f"{__name__}.Leaks: forward keeps a tensor where an export cannot remove it, and it is not the tensor of "
-        f"a run: export runs forward once to learn its outputs. Keep tensors in an attribute of the "
-        f"Function, of an argument or of the model, in a global or a closure"
+        f"{__name__}.Leaks: forward keeps a tensor where an export cannot remove it, and it is not the "
+        f"tensor of a run: export runs forward once to learn its outputs. Keep tensors in an attribute of "
+        f"the Function, of an argument or of the model, in a global or a closure"
     )
 
 

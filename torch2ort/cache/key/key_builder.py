@@ -192,7 +192,7 @@ class Walk:
             return True
         place = form(b"@", b"%d %s" % (len(self._out), self._job.label.encode()))
         self._memo[id(value)] = place, self._job
-        self._kept.append(value)  # so that its id stays its own
+        self._kept.append(value)  # so that no other object gets its id
         return False
 
     def attempt(self, write_value: Callable[[], None]) -> str | None:

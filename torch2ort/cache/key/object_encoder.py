@@ -119,14 +119,14 @@ class ObjectEncoder:
             return
         if steps_unseen(value):
             self.walk.refuse_unseen(
-                f"a {kind.__qualname__} steps on without showing where it is. Keep the values in a list, or "
-                f"pass them as arguments",
+                f"a {kind.__qualname__} advances without exposing its position. Keep the values in a list, "
+                f"or pass them as arguments",
                 value,
             )
             return
         if _hides_state(kind):
             self.walk.refuse(
-                f"a {kind.__module__}.{kind.__qualname__} keeps what it is outside of Python, where it "
+                f"a {kind.__module__}.{kind.__qualname__} keeps its state outside of Python, where it "
                 f"cannot be compared between processes",
                 value,
             )

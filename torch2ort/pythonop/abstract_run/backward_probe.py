@@ -176,7 +176,7 @@ def refuse_gradient_layout(
         return
     if len(one) != len(other) or not all(map(is_alike, one, other)):
         raise ExportError(
-            f"{site.func_name}: backward asks how tensors lie in memory and computes other values for "
-            f"contiguous ones, which all are in a graph. Call .contiguous() on the gradients at its begin, "
-            f"or let it compute the same for both"
+            f"{site.func_name}: backward reads the memory layout of tensors and computes other values for "
+            f"contiguous ones, and in a graph all are contiguous. Call .contiguous() on the gradients at its "
+            f"start, or make it compute the same for both"
         )

@@ -235,7 +235,7 @@ def observe(
     context = native.Context(site.needs_input_grad)
     references = {p: weakref.ref(t) for p, t in zip(positions, tensors, strict=True)}
     observation, outputs = _describe(site, context, tensors, storages, around or contextlib.nullcontext())
-    # Only the Function itself (through ctx, an attribute, a global) may still hold the inputs now.
+    # From here on, only the Function itself (through ctx, an attribute, a global) may hold the inputs.
     tensors.clear()
     kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
     held = tuple(i for i, storage in enumerate(observation.storages) if not storage.expired())
@@ -326,9 +326,9 @@ def refuse_backpropagation(site: Site, tensors: Mapping[int, torch.Tensor], meth
     for position, tensor in tensors.items():
         if position not in site.originals and tensor.is_leaf and tensor.grad is not None:
             raise ExportError(
-                f"{site.func_name}: {method} calls backward() through argument {position}, which reaches on "
-                f"to what computed it in eager PyTorch, and ends there in a graph. Call it on a detach() of "
-                f"the argument, or take torch.autograd.grad"
+                f"{site.func_name}: {method} calls backward() through argument {position}, which in "
+                f"eager PyTorch continues to the operators that computed it, and in a graph ends there. Call "
+                f"it on a detach() of the argument, or use torch.autograd.grad"
             )
 
 

@@ -91,12 +91,12 @@ def refuse_history(site: Site, asked: Questions, method: str = "forward") -> Non
         return
     if name in ("register_hook()", "retain_grad()"):
         raise ExportError(
-            f"{site.func_name}: {method} calls {name} of argument {position}, whose gradient a graph has not "
-            f"outside of itself. Do in backward what is to be done with it"
+            f"{site.func_name}: {method} calls {name} of argument {position}, whose gradient exists only "
+            f"inside of a graph. Process the gradient in backward instead"
         )
     raise ExportError(
         f"{site.func_name}: {method} asks for {name} of argument {position}, which in a graph has no "
-        f"history: each run would answer as for a leaf that is no view. Ask in front of apply, and "
+        f"history: each run would answer as for a leaf that is not a view. Read it before apply, and "
         f"pass the answer as an argument"
     )
 
@@ -119,9 +119,9 @@ def refuse_layout(site: Site, arguments: _Values, results: Callable[[_Values], _
         return
     if len(one) != len(other) or not all(map(is_alike, one, other)):
         raise ExportError(
-            f"{site.func_name}: forward asks how its arguments lie in memory and computes other values for "
-            f"contiguous ones, which all are in a graph. Call .contiguous() on them in front of apply, or "
-            f"let forward compute the same for both"
+            f"{site.func_name}: forward reads the memory layout of its arguments and computes other values "
+            f"for contiguous ones, and in a graph all are contiguous. Call .contiguous() on them before "
+            f"apply, or make forward compute the same for both"
         )
 
 
