@@ -104,7 +104,7 @@ def test_a_cache_that_is_filled_and_not_returned_is_refused(llama):
 
     expected = (
         "forward changes the transformers.cache_utils.DynamicCache that it is given and does not return "
-        "it, and a graph gives back what forward returns only. Return it, or call the model without a "
+        "it, and a graph returns only what forward returns. Return it, or call the model without a "
         "cache (use_cache=False)"
     )
     cache = llama(tokens(4)).past_key_values

@@ -290,7 +290,7 @@ def added(model, h):
 
 
 REFUSED = {
-    tagged: "Tagged: argument 0 was computed and has the attribute tag, which a graph does not hand on. Pass "
+    tagged: "Tagged: argument 0 was computed and has the attribute tag, which a graph does not pass on. Pass "
     "its value as an argument of its own",
     added: "AddsInto: forward writes to argument 0, which is argument 1, too, and a graph gives it two "
     "tensors. Pass a clone() as one of them",

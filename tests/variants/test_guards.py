@@ -287,12 +287,12 @@ UNSEEN = {
     ),
     "an iterator": (
         lambda: Reads(lambda m, h: h * next(m.steps), steps=itertools.count(2)),
-        "module (the model), attribute steps: a count steps on without showing where it is. Keep the values "
-        "in a list, or pass them as arguments",
+        "module (the model), attribute steps: a count advances without exposing its position. Keep the "
+        "values in a list, or pass them as arguments",
     ),
     "a generator": (
         lambda: Reads(lambda m, h: h * next(m.steps), steps=(2.0 for _ in range(9))),
-        "module (the model), attribute steps: a generator steps on without showing where it is. Keep the "
+        "module (the model), attribute steps: a generator advances without exposing its position. Keep the "
         "values in a list, or pass them as arguments",
     ),
     "a large NumPy array": (

@@ -198,8 +198,8 @@ def test_what_steps_on_unseen_is_refused_by_name(kind: str):
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.ORTModule(model)(torch.randn(3, 4))
     assert str(caught.value) == (
-        f"Reads: module (the model), attribute held: a {kind} steps on without showing where it is. Keep the "
-        "values in a list, or pass them as arguments. If it never changes, pass "
+        f"Reads: module (the model), attribute held: a {kind} advances without exposing its position. Keep "
+        "the values in a list, or pass them as arguments. If it never changes, pass "
         'torch2ort.Options(guards="trust")'
     )
 

@@ -1,4 +1,4 @@
-"""The export cache: what could change a graph (``key``), and where graphs are kept (``store``)."""
+"""The export cache: everything that a graph depends on (``key``), and the stored graphs (``store``)."""
 
 from torch2ort._torch.global_state import global_hook_tables
 from torch2ort.cache.key.constant_bytes import words

@@ -1,4 +1,4 @@
-"""What the export cache did."""
+"""Report of the export cache."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What the export cache did for one export.
+    """Report of the export cache on one export.
 
     Attributes:
-        hit: whether the graph came from the cache.
+        hit: True if the graph came from the cache.
         key: name of the cache entry; ``None`` if none was computed.
-        bypass_reason: why the export was not cached, in a sentence; ``None`` if it was.
+        bypass_reason: the reason why the export was not cached, as a sentence; ``None`` if it was.
     """
 
     hit: bool = False

@@ -1,8 +1,8 @@
-"""Nested data and flat tensors: what a model takes and returns, and what a graph takes and returns.
+"""Nested data and flat tensors: arguments and results of a model, and those of a graph.
 
-``flatten`` gives the tensors of nested data and a ``Schema`` of all the rest, ``unflatten`` puts tensors
-back into place. A ``Schema`` is hashable and comparable, has a JSON form, and says in a sentence where
-another one differs. A ``Signature`` gives the arguments of a call their names.
+``flatten`` returns the tensors of nested data and a ``Schema`` of everything else; ``unflatten`` puts tensors
+back into place. A ``Schema`` is hashable and comparable, has a JSON form, and describes in a sentence where
+another one differs. A ``Signature`` maps the arguments of a call to their names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Containers that optree takes for leaves, but which are rebuilt here.
+"""Containers that optree treats as leaves and this package takes apart and rebuilds.
 
-Optree knows tuple, list, namedtuple, struct sequence, dict, OrderedDict, defaultdict, deque and the
-classes that somebody registered. A dataclass, a ``ModelOutput`` or a subclass of dict it does not open.
-Registering such a class at first sight would take the registration away from its owner, so an instance
-is wrapped in :class:`Adapted` instead, the only class that this package registers.
+Optree knows tuple, list, namedtuple, struct sequence, dict, OrderedDict, defaultdict, deque and registered
+classes. It does not open a dataclass, a ``ModelOutput`` or a subclass of dict. Registering such a class when
+it is first met would take the registration away from its owner, so an instance is wrapped in
+:class:`Adapted` instead, the only class that this package registers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ADVICE: Final = (
     f"optree.register_pytree_node(..., namespace={NAMESPACE!r})."
 )
 
-# The order of keys is part of a schema. Held open for the life of the process: closing would sort again.
+# The order of keys is part of a schema. The context stays open for the process: closed, optree sorts again.
 _insertion_order = ExitStack()
 _insertion_order.enter_context(optree.dict_insertion_ordered(True, namespace=NAMESPACE))
 
@@ -38,11 +38,11 @@ _MISSING: Final = object()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Adapter:
-    """How one family of classes is taken apart and put together.
+    """The functions that take apart and rebuild instances of one family of classes.
 
     Attributes:
-        kind: Name of the family, as it stands in the JSON form of a schema.
-        accepts: Tells whether a class belongs to the family.
+        kind: Name of the family in the JSON form of a schema.
+        accepts: Returns whether a class belongs to the family.
         split: Returns an instance's children, the keys that lead to them, and one detail that the
             constructor needs besides (a factory, a length), or None.
         join: Builds an instance of a class from keys, detail and children.
@@ -58,7 +58,7 @@ class Adapter:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Adapted:
-    """An instance taken apart, as the node that optree sees in its place."""
+    """The parts of an instance, as the node that optree sees in its place."""
 
     kind: str
     cls: type
@@ -68,21 +68,21 @@ class Adapted:
 
 
 def adapt(value: Any) -> Adapted | None:
-    """Take a container apart that optree does not know, or return None if `value` is not one.
+    """Take apart a container that optree does not know, or return None if `value` is not one.
 
     Args:
-        value: Anything that optree takes for a leaf.
+        value: Anything that optree treats as a leaf.
 
     Raises:
-        UnsupportedError: `value` is a container, but its class gives no way to build an equal one.
+        UnsupportedError: `value` is a container, but its class provides no way to build an equal one.
     """
     cls = type(value)
     adapter = next((adapter for adapter in ADAPTERS.values() if adapter.accepts(cls)), None)
     if adapter is None:
         return None
     children, keys, detail = adapter.split(value)
-    # A dataclass that is nothing but its fields needs no trial, which would run its __post_init__ again, nor
-    # does a cache, which is its attributes.
+    # A dataclass without attributes besides its fields is not rebuilt on trial, which would run its
+    # __post_init__ again; nor is a cache, which consists of its attributes.
     if adapter.kind != "cache" and (adapter.kind != "dataclass" or _attributes(value).keys() - set(keys)):
         _check_rebuilt(value, adapter, children, keys, detail)
     return Adapted(adapter.kind, cls, keys, detail, tuple(children))
@@ -115,7 +115,7 @@ def _not_rebuilt(cls: type, reason: str) -> UnsupportedError:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return what an instance holds in its ``__dict__`` and its slots."""
+    """Return the attributes of an instance, from its ``__dict__`` and its slots."""
     slots = [vars(base).get("__slots__", ()) for base in type(value).__mro__]
     names = [name for found in slots for name in ((found,) if isinstance(found, str) else found)]
     held = {name: getattr(value, name, _MISSING) for name in names if name not in ("__dict__", "__weakref__")}
@@ -125,7 +125,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _may_stand_for(rebuilt: Any, attribute: Any) -> bool:
-    """Tell constants apart; anything else of the same type may have been made again, as by __post_init__."""
+    """Return True if the types, and of constants the values, are equal; __post_init__ may remake others."""
     if type(rebuilt) is not type(attribute):
         return False
     return type(attribute) not in CONSTANT_TYPES or exact(rebuilt) == exact(attribute)
@@ -161,7 +161,7 @@ def _join_dataclass(cls: Any, keys: tuple[Any, ...], detail: Any, children: Sequ
 
 @functools.lru_cache(maxsize=256)
 def _constructor_arguments(cls: type) -> frozenset[str] | None:
-    """Return the fields that ``cls(**fields)`` takes, or None if the constructor needs anything else."""
+    """Return the fields that ``cls(**fields)`` accepts, or None if the constructor needs anything else."""
     names = frozenset(field.name for field in dataclasses.fields(cls) if field.init)
     try:
         parameters = inspect.signature(cls).parameters
@@ -256,7 +256,7 @@ ADAPTERS: Final[dict[str, Adapter]] = {
         ),
     )
 }
-"""The families by name, in the order in which they are asked."""
+"""The families by name, in the order in which they are tried."""
 
 
 def _split_adapted(node: Any) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Find what makes data impossible to flatten, and say where it is."""
+"""Errors for data that cannot be flattened, with the path of the first obstacle."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def explain(data: Any, root: str, cause: Exception | None) -> SchemaError:
 
     Args:
         data: The nested data, as given to ``flatten``.
-        root: The variable that stands for `data` in the path.
-        cause: What flattening raised, if it did.
+        root: Name of the variable `data` in the path.
+        cause: Exception that flattening raised, or None.
     """
     deepest: _Path = ()
     pending: list[tuple[_Path, Any, tuple[Any, ...]]] = [((), data, ())]
@@ -59,7 +59,7 @@ def explain(data: Any, root: str, cause: Exception | None) -> SchemaError:
 
 
 def _unsupported(value: Any) -> str:
-    """Say why `value` is no leaf, and what to do."""
+    """Return the reason why `value` is not a leaf, and what to do."""
     if isinstance(value, SYMBOLIC_TYPES):
         return (
             f"expected a tensor, got a {type_name(type(value))}: a Python number that depends on a tensor's "

@@ -21,7 +21,7 @@ def difference(expected: Sequence[Node], given: Sequence[Node], root: str) -> st
     Args:
         expected: Nodes of one structure.
         given: Nodes of the other.
-        root: The variable that stands for the data in the path.
+        root: Name of the data's variable in the path.
     """
     found = _first(expected, given, root)
     return None if found is None else f"{found[0]}: {_compare(*found[1:])}"
@@ -49,7 +49,7 @@ def _compare(expected: Node, given: Node) -> str:
 
 
 def _described(node: Node) -> str:
-    """Return what `node` is, with an article: ``a float32 tensor of rank 3``."""
+    """Return a description of `node` with an article: ``a float32 tensor of rank 3``."""
     if node.kind == "tensor":
         return f"{_with_article(_dtype_name(node))} tensor of rank {node.detail[1]}"
     if node.kind == "constant":
@@ -75,7 +75,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _details(expected: Node, given: Node) -> str:
-    """Say in which way two containers of one class differ, if that can be said shortly."""
+    """Return the difference of two containers of one class in parentheses, and "" for other nodes."""
     if expected.is_leaf or expected.kind != given.kind or expected.cls is not given.cls:
         return ""
     parts = []

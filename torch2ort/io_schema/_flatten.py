@@ -1,4 +1,4 @@
-"""Nested data into flat tensors and a schema."""
+"""Conversion of nested data to flat tensors and a schema."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def flatten(
     device: torch.device | str | None = None,
     root: str = "data",
 ) -> tuple[list[torch.Tensor], Schema]:
-    """Take nested data apart, depth first.
+    """Split nested data into its tensors and a schema, depth first.
 
         >>> import torch
         >>> from torch2ort import io_schema
@@ -44,15 +44,15 @@ def flatten(
             global namespace or in ``"torch2ort"``. A key may be any hashable object.
         constants_as_tensors: Turn each bool, int and float into ``torch.tensor(value)``; None and str stay
             constants.
-        device: Where those tensors are made; torch's default device if None. Others stay where they are.
-        root: The variable that stands for `data` in the path of an error.
+        device: Device of those tensors; torch's default device if None. Other tensors stay on their devices.
+        root: Name of the variable `data` in the path of an error.
 
     Returns:
         The tensors themselves, not copies, and the schema.
 
     Raises:
-        SchemaError: Something else is in `data`, or a container cannot be rebuilt, contains itself, or is
-            nested too deep. The message gives the path.
+        SchemaError: `data` contains something else, or a container cannot be rebuilt, contains itself, or is
+            nested too deep. The message contains the path.
     """
     if not constants_as_tensors:
         for schema in _recent:
@@ -71,11 +71,11 @@ def flatten(
 def constants_to_tensors(
     tensors: Sequence[torch.Tensor], schema: Schema, given: Mapping[int, torch.Tensor]
 ) -> tuple[list[torch.Tensor], Schema, frozenset[int]]:
-    """Put tensors in the place of some constants.
+    """Replace some constants by tensors.
 
     Args:
-        tensors: of the data.
-        schema: of the data.
+        tensors: the tensors of the data.
+        schema: the schema of the data.
         given: position of the constant among the leaves, as in ``schema.constants`` -> the tensor.
 
     Returns:
@@ -91,7 +91,7 @@ def constants_to_tensors(
 
 
 def _remember(schema: Schema) -> None:
-    """Let later calls try `schema` first: to match is cheaper than to describe."""
+    """Make later calls try `schema` first: matching data is cheaper than describing it."""
     global _recent
     _recent = (schema, *_recent[: _REMEMBERED - 1])
 

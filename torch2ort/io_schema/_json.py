@@ -43,14 +43,14 @@ _CLASS_TESTS: Final[Mapping[str, tuple[str, Callable[[type], bool]]]] = {
         lambda cls: optree.register_pytree_node.get(cls, namespace=NAMESPACE) is not None,
     ),
 }
-"""What a class must be for its kind of container, in words and as a test."""
+"""Requirement on the class of each kind of container, in words and as a test."""
 
 
 def encode(nodes: Sequence[Node]) -> str:
     """Return the JSON form of a structure.
 
     Raises:
-        SchemaError: A key, a factory or metadata has no JSON form; says where it is.
+        SchemaError: A key, a factory or metadata has no JSON form. The message contains its path.
     """
     names = iter(tensor_names(nodes))
     lines = []
@@ -93,7 +93,7 @@ def decode(text: str, classes: Iterable[Any]) -> tuple[tuple[Node, ...], optree.
     """Return the structure whose JSON form is `text`, as nodes and in optree's terms.
 
     Args:
-        text: What :func:`encode` returned.
+        text: Text that :func:`encode` returned.
         classes: Classes and factories that the text may refer to, besides those already imported.
 
     Raises:

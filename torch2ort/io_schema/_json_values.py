@@ -15,9 +15,9 @@ from torch2ort.errors import SchemaError
 from torch2ort.io_schema._kv_caches import is_cache
 from torch2ort.io_schema._leaves import type_name
 
-_SAFE_INTEGER: Final = 2**53  # other readers of JSON keep integers up to here
+_SAFE_INTEGER: Final = 2**53  # the largest integer that other readers of JSON represent exactly
 _FACTORIES: Final = frozenset({dict, list, set, tuple, str, int, float, bool})
-_HIDDEN_CLASSES: Final = (MappingProxyType,)  # not found under the name that they give themselves
+_HIDDEN_CLASSES: Final = (MappingProxyType,)  # not found under their own qualified name
 
 # In hexadecimal digits: Python writes no int of more than 4,300 decimal ones, not even into a message.
 _LONGEST_INT: Final = 3500
@@ -72,10 +72,10 @@ def encode_object(value: Any) -> str:
 
 
 class Decoder:
-    """Reads values and classes back, from what is already imported and what the caller passes.
+    """Decoder of values and classes, which finds classes among imported modules and those that are passed.
 
     Args:
-        classes: Classes and factories that a name may refer to, in front of all others.
+        classes: Classes and factories that a name may refer to; they precede all others.
     """
 
     def __init__(self, classes: Iterable[Any]) -> None:
@@ -86,11 +86,11 @@ class Decoder:
 
         Args:
             name: ``module:qualified name``.
-            expected: What the schema says that it is, for the message.
-            accepts: Tells whether a class can be that.
+            expected: Kind of class that the schema states, for the message.
+            accepts: Returns whether a class is of that kind.
 
         Raises:
-            SchemaError: No such class is known, or it is something else.
+            SchemaError: No such class is known, or it is of another kind.
         """
         found = self._passed[name] if name in self._passed else _imported(name)
         if found is None:
@@ -113,7 +113,7 @@ class Decoder:
         for factory in _FACTORIES:
             if encode_object(factory) == name:
                 return factory
-        # It would be called on the next missing key: not something that a file may choose freely.
+        # The next missing key calls the factory, so a file must not choose it freely.
         raise SchemaError(
             f"the schema needs the defaultdict factory {name}. Pass it: Schema.from_json(text, classes=[...])"
         )

@@ -1,8 +1,8 @@
-"""Caches of transformers: objects that are nothing but their attributes, and that `forward` fills.
+"""Caches of transformers: objects that consist of their attributes, and that `forward` fills.
 
-A decoder gives its keys and values back in a ``DynamicCache`` or one of its relatives, and takes them in one.
-Such an object is opened into its attributes. Where `forward` returns the very cache that it was given, the
-rebuilt data holds that object again, with its new content: see :func:`refilled`.
+A decoder accepts and returns its keys and values in a ``DynamicCache`` or a related class. Such an object is
+flattened into its attributes. Where `forward` returns the very cache that it was given, the rebuilt data
+contains that object again, with its new content: see :func:`refilled`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _PLAIN: Final = (torch.dtype, torch.device, type)
 
 
 def is_cache(cls: type) -> bool:
-    """Tell a cache of transformers, or a part of one, by its class, without an import of transformers."""
+    """Return True for a class of transformers' caches or their parts, without importing transformers."""
     return any(base.__module__ == _HOME for base in cls.__mro__)
 
 
 def split_cache(value: Any) -> tuple[list[Any], tuple[Any, ...], Any]:
-    """Take a cache apart: its attributes, their names, and those that are types and no data."""
+    """Take a cache apart: its attributes, their names, and those that are types instead of data."""
     attributes = vars(value)
     plain = tuple((name, item) for name, item in attributes.items() if isinstance(item, _PLAIN))
     names = tuple(name for name, item in attributes.items() if not isinstance(item, _PLAIN))
@@ -32,7 +32,7 @@ def split_cache(value: Any) -> tuple[list[Any], tuple[Any, ...], Any]:
 
 
 def join_cache(cls: Any, keys: tuple[Any, ...], detail: Any, children: Sequence[Any]) -> Any:
-    """Put a cache together, into the object that is wanted for it if there is one."""
+    """Rebuild a cache, in the object that :func:`refilled` passed for it if there is one."""
     rebuilt = _wanted.next()
     if type(rebuilt) is not cls:
         rebuilt = cls.__new__(cls)
@@ -59,7 +59,7 @@ _wanted: Final = _Wanted()
 
 @contextlib.contextmanager
 def refilled(objects: Mapping[int, Any]) -> Iterator[None]:
-    """Let the caches rebuilt inside be these objects, by the place of each among the caches, parts first."""
+    """Rebuild caches in these objects inside the context; a key is a cache's position, parts first."""
     before = _wanted.objects, _wanted.count
     _wanted.objects, _wanted.count = objects, 0
     try:

@@ -18,11 +18,11 @@ SYMBOLIC_TYPES: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class UnsupportedError(Exception):
-    """Something in the data cannot be flattened. Whoever knows the path makes a SchemaError of it."""
+    """Something in the data cannot be flattened. The caller, which knows the path, raises a SchemaError."""
 
 
 class _Identity:
-    """Stands for an object that equals nothing but itself, whatever its ``__eq__`` computes."""
+    """Wrapper of an object that equals nothing but itself, whatever the object's ``__eq__`` computes."""
 
     __slots__ = ("value",)
 
@@ -70,7 +70,7 @@ def exact(value: Any) -> Hashable:
 
 
 def is_leaf(value: Any) -> bool:
-    """Tell whether `value` is a tensor or a constant."""
+    """Return True if `value` is a tensor or a constant."""
     return type(value) in CONSTANT_TYPES or isinstance(value, torch.Tensor)
 
 

@@ -28,8 +28,9 @@ def tensor_names(nodes: Sequence[Node]) -> tuple[str, ...]:
     """Return the names of the tensor leaves among `nodes`, in order; no two are the same.
 
     A name is the path joined by ``_``. Of several leaves with the same one, the leaf with the shortest path
-    keeps it (of equally short ones, the first); each other gets ``_2``, ``_3``, ... appended, the first that
-    is no leaf's name yet.
+    keeps it (of equally short ones, the first); to each other, ``_2``, ``_3``, ... is appended, the first
+    that
+    makes a new name.
     """
     paths = [path for node, path in zip(nodes, paths_of(nodes), strict=True) if node.kind == "tensor"]
     joined = ["_".join(map(_segment, path)) for path in paths]
@@ -64,5 +65,5 @@ def _key_segment(key: Any) -> str:
         return "_".join(map(_key_segment, key))
     if type(key) in (str, bool, int, float, NoneType) or isinstance(key, torch.dtype):
         return str(key)
-    # Another object's text may hold its address, which would change from run to run.
+    # The text of other objects may contain an address, which changes from run to run.
     return type(key).__name__ if not isinstance(key, type) else key.__name__

@@ -1,4 +1,4 @@
-"""Which of the caches that a call is given come back out of it, filled further."""
+"""Caches among the arguments of a call that the call fills further and returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch2ort.io_schema._schema import Schema, unflatten
 from torch2ort.io_schema._structure import flatten_tree, open_one
 
 Returned = tuple[tuple[int, int], ...]
-"""Pairs of numbers: a cache among the outputs' and the one among the inputs' that it is."""
+"""Pairs of indices: a cache among those of the outputs, and the same cache among those of the inputs."""
 
 
 class GivenCaches:
@@ -27,7 +27,7 @@ class GivenCaches:
         self._before = [flatten_tree(cache) for cache in self._caches]
 
     def returned_in(self, outputs: Any) -> Returned:
-        """The caches among ``outputs`` that are given ones.
+        """Return the caches among ``outputs`` that the call was given.
 
         Raises:
             ExportError: forward changed a given cache and does not return it.
@@ -36,25 +36,25 @@ class GivenCaches:
             return ()
         numbers = {id(cache): number for number, cache in enumerate(self._caches)}
         results = _caches_in(outputs)
-        # The whole before its parts.
+        # A cache is checked before its parts.
         for cache, (leaves, spec) in reversed(list(zip(self._caches, self._before, strict=True))):
             after, spec_after = flatten_tree(cache)
             same = spec == spec_after and all(a is b for a, b in zip(leaves, after, strict=True))
             if not same and not any(result is cache for result in results):
                 raise ExportError(
                     f"forward changes the {type_name(type(cache))} that it is given and does not return it, "
-                    f"and a graph gives back what forward returns only. Return it, or call the model without "
+                    f"and a graph returns only what forward returns. Return it, or call the model without "
                     f"a cache (use_cache=False)"
                 )
         return tuple((i, numbers[id(result)]) for i, result in enumerate(results) if id(result) in numbers)
 
 
 def unflatten_into(bound: dict[str, Any], returned: Returned, tensors: Iterable[Any], schema: Schema) -> Any:
-    """What a call returns, with the caches that it was given in the places of those that are them.
+    """Build the result of a call; a cache that the call was given is that very object in the result.
 
     Args:
         bound: the call's arguments by name.
-        returned: what :meth:`GivenCaches.returned_in` found when the model was traced.
+        returned: the pairs that :meth:`GivenCaches.returned_in` found when the model was traced.
         tensors: see :func:`unflatten`.
         schema: see :func:`unflatten`.
     """
@@ -66,7 +66,7 @@ def unflatten_into(bound: dict[str, Any], returned: Returned, tensors: Iterable[
 
 
 def _caches_in(data: Any) -> list[Any]:
-    """Every cache in ``data``, the parts of one before it."""
+    """Return every cache in ``data``, the parts of a cache before it."""
     found: list[Any] = []
     _collect(data, found)
     return found

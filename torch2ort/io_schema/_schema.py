@@ -1,4 +1,4 @@
-"""The schema: which containers, constants and tensors nested data consists of."""
+"""The schema: the containers, constants and tensors that nested data consists of."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class TensorSpec(NamedTuple):
 class Schema:
     """Structure of nested data: its containers, its constants, and type and rank of its tensors.
 
-    Made by :func:`flatten` or :meth:`from_json`. It holds no tensor. Two schemas are equal if the containers
-    (class, keys and their order), the constants (type and value) and each tensor's dtype and rank are.
+    It is made by :func:`flatten` or :meth:`from_json`, and contains no tensor. Two schemas are equal if the
+    containers (class, keys and their order), the constants (type and value) and each tensor's dtype and rank
+    are.
 
         >>> import torch
         >>> from torch2ort import io_schema
@@ -64,14 +65,15 @@ class Schema:
 
     @property
     def cache_count(self) -> int:
-        """How many caches of transformers the data holds."""
+        """Number of caches of transformers in the data."""
         return sum(node.kind == "cache" for node in self._nodes)
 
     def match(self, data: Any) -> list[torch.Tensor] | None:
         """Return the tensors of `data` if its schema equals this one, and None otherwise.
 
-        The check for every step: as :func:`flatten` and a comparison, at a fraction of the cost. None
-        does not tell why; :meth:`difference` does.
+        This is the check of every step. It is equivalent to :func:`flatten` and a comparison, at a fraction
+        of
+        the cost. None does not say why; :meth:`difference` does.
 
         Args:
             data: Anything, also what :func:`flatten` refuses.
@@ -92,8 +94,8 @@ class Schema:
             "outputs['past'][1]: expected a float32 tensor of rank 3, got int64 of rank 2"
 
         Args:
-            other: What was given, where this is what was expected.
-            root: The variable that stands for the data in the path.
+            other: Schema that was given, where this one was expected.
+            root: Name of the data's variable in the path.
         """
         return difference(self._nodes, other._nodes, root)
 
@@ -109,11 +111,11 @@ class Schema:
 
     @cached_property
     def form(self) -> Hashable:
-        """Equal for two schemas that differ in nothing but the values of constants."""
+        """A value that is equal for two schemas that differ only in the values of constants."""
         return tuple((node.kind, node.cls) if node.kind == "constant" else node.token for node in self._nodes)
 
     def to_json(self) -> str:
-        """Return a text that a person can read, with a line per container or leaf.
+        """Return a readable text with a line per container or leaf.
 
         Raises:
             SchemaError: A key of a dict, a factory of a defaultdict or the metadata of a registered class is
@@ -125,13 +127,13 @@ class Schema:
     def from_json(cls, text: str, *, classes: Iterable[Any] = ()) -> Schema:
         """Return the schema that :meth:`to_json` wrote.
 
-        Nothing is imported, and no other code runs than the flatten and unflatten functions of classes
+        Nothing is imported, and the only code that runs is the flatten and unflatten functions of classes
         registered with optree.
 
         Args:
-            text: What :meth:`to_json` returned, in this process or another.
+            text: Text that :meth:`to_json` returned, in this process or another.
             classes: Classes and factories of containers that are not found by name among the modules
-                imported so far: local classes, and factories of defaultdicts that are no builtin types.
+                imported so far: local classes, and factories of defaultdicts that are not builtin types.
 
         Raises:
             SchemaError: The text is something else, of another version, or names a class that is neither
@@ -173,7 +175,7 @@ class Schema:
 
     @cached_property
     def _is_tensor(self) -> bool:
-        """Whether the data is a tensor itself."""
+        """True if the data is a tensor itself."""
         return len(self._nodes) == 1 and self._nodes[0].kind == "tensor"
 
     @cached_property
@@ -199,7 +201,7 @@ def unflatten(tensors: Iterable[Any], schema: Schema) -> Any:
     Args:
         tensors: One for each of ``schema.leaves``, in their order. They are put in place as they are: other
             dtypes, or other objects than tensors, are not refused.
-        schema: What to build.
+        schema: Schema of the data to build.
 
     Raises:
         SchemaError: There are more or fewer tensors than the schema has.

@@ -1,4 +1,4 @@
-"""The arguments of a call under the names that the callable gives them, and back."""
+"""Conversion between the arguments of a call and a mapping by the names of the callable's parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS: Final = {
 
 
 class CallForm(NamedTuple):
-    """How the arguments of a call were passed.
+    """The form in which the arguments of a call were passed: by position or by keyword.
 
     Attributes:
         positional: Number of arguments passed by position.
@@ -47,9 +47,9 @@ class CallForm(NamedTuple):
 
 
 class Signature:
-    """The parameters of a callable: turns the arguments of a call into one mapping by name, and back.
+    """The parameters of a callable, which convert the arguments of a call to one mapping by name, and back.
 
-    So the tensors in the mapping get the names that the user gave the arguments:
+    The tensors in the mapping get the names that the user gave the arguments:
 
         >>> import torch
         >>> from torch2ort import io_schema
@@ -63,7 +63,8 @@ class Signature:
         ((tensor([1., 1.]), tensor([1., 1., 1.])), {'bias': tensor([0., 0.])})
 
     An argument that is left at its default is in the mapping too, so that another value makes another schema.
-    Only a default that cannot be flattened (a function, a dtype) is not, until a call passes something else.
+    Only a default that cannot be flattened (a function, a dtype) is left out, until a call passes another
+    value.
     """
 
     def __init__(self, signature: inspect.Signature) -> None:
@@ -75,14 +76,14 @@ class Signature:
         self._positional_only = frozenset(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY)
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._options = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-        # What a call starts from, in the order of the parameters.
+        # The mapping that a call's arguments are written into, in the order of the parameters.
         self._template = {p.name: _initial(p) for p in parameters if p.kind is not p.VAR_KEYWORD}
         unset = [name for name, value in self._template.items() if value is _UNSET]
         self._required = [
             name for name in unset if signature.parameters[name].default is inspect.Parameter.empty
         ]
         self._left_out = [name for name in unset if name not in self._required]
-        # Where a keyword argument would meet one passed by position.
+        # Keyword -> the position of an argument that would be passed to the same parameter.
         self._by_keyword = {
             name: self._positional.index(name) if name in self._positional else len(self._positional)
             for name in self._template
@@ -106,13 +107,13 @@ class Signature:
             return cls(inspect.signature(lambda *args, **kwargs: None))
 
     def to_json(self) -> str:
-        """Return a text from which :meth:`from_json` makes a signature that binds alike.
+        """Return a text from which :meth:`from_json` makes a signature that binds in the same way.
 
-        A default that holds a tensor or cannot be flattened is not written: :meth:`bind` of the signature
+        A default that contains a tensor or cannot be flattened is not written: :meth:`bind` of the signature
         that is read back leaves such an argument out, unless it is passed.
 
         Raises:
-            SchemaError: A default holds a key of a type that has no JSON form.
+            SchemaError: A default contains a key of a type that has no JSON form.
         """
         parameters = []
         for parameter in self._signature.parameters.values():
@@ -127,7 +128,7 @@ class Signature:
         """Return the signature that :meth:`to_json` wrote.
 
         Args:
-            text: What :meth:`to_json` returned, in this process or another.
+            text: Text that :meth:`to_json` returned, in this process or another.
             classes: As for :meth:`Schema.from_json`, for the defaults.
 
         Raises:
@@ -151,15 +152,15 @@ class Signature:
         """Return the arguments of the call ``function(*args, **kwargs)`` by name.
 
         The order is that of the parameters, however an argument is passed. ``*xs`` becomes the entry ``xs``,
-        a tuple. What ``**options`` collects follows under its own names, in the order of the call; a name
-        that is also a parameter's, or starts with ``options.``, becomes ``options.<name>``.
+        a tuple. The arguments that ``**options`` collects follow under their own names, in the order of the
+        call; a name that is also a parameter's, or starts with ``options.``, becomes ``options.<name>``.
 
         Args:
             args: Arguments passed by position.
             kwargs: Arguments passed by keyword.
 
         Raises:
-            TypeError: The callable does not take these arguments; says which.
+            TypeError: The callable does not accept these arguments. The message names them.
         """
         bound = self._template.copy()
         bound.update(zip(self._positional, args, strict=False))
@@ -192,9 +193,10 @@ class Signature:
 
         Args:
             bound: A mapping that :meth:`bind` returned, or one with the same keys.
-            form: How the arguments are to be passed. Whatever it does not mention is left out if it has its
-                default, and passed by keyword otherwise. If None, arguments are passed by position up to the
-                first one that has its default, and by keyword after it.
+            form: Form in which to pass the arguments. An argument that it does not mention is left out if
+                it has
+                its default, and passed by keyword otherwise. If None, arguments are passed by position up to
+                the first one that has its default, and by keyword after it.
 
         Raises:
             SchemaError: `bound` lacks an argument that has no default.
@@ -254,14 +256,15 @@ class Signature:
         return prefix + name if name in self._template or name.startswith(prefix) else name
 
     def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NoReturn:
-        self._signature.bind(*args, **kwargs)  # knows how to say what is wrong
-        # Python 3.13.0 takes a keyword for `**options` whose name a required positional-only parameter has.
+        self._signature.bind(*args, **kwargs)  # raises the TypeError of Python
+        # Python 3.13.0 accepts a keyword for `**options` with the name of a required
+        # positional-only parameter.
         missing = next(name for name in self._positional[len(args) :] if name in self._required)
         raise TypeError(f"{missing!r} parameter is positional only, but was passed as a keyword")
 
 
 def _initial(parameter: inspect.Parameter) -> Any:
-    """Return what stands for an argument that is not passed: its default if that can be flattened."""
+    """Return the value of an argument that is not passed: its default if that can be flattened."""
     if parameter.kind is parameter.VAR_POSITIONAL:
         return ()
     if parameter.default is parameter.empty:
@@ -294,7 +297,7 @@ def _decode_parameter(form: Any, classes: Iterable[Any]) -> inspect.Parameter:
 
 
 def _same_constants(a: Any, b: Any) -> bool:
-    """Tell whether two values hold no tensors and are equal in structure and constants."""
+    """Return True if two values contain no tensors and are equal in structure and constants."""
     if type(a) in CONSTANT_TYPES or type(b) in CONSTANT_TYPES:
         return type(a) is type(b) and exact(a) == exact(b)
     (a_tensors, a_schema), (b_tensors, b_schema) = flatten(a), flatten(b)

@@ -29,11 +29,11 @@ class Node:
         cls: Class of the container; of a constant; ``torch.Tensor`` for a tensor.
         arity: Number of children.
         keys: Keys of a mapping, names of the fields of a dataclass; empty for other containers.
-        detail: What else tells two nodes of one kind apart: the factory of a defaultdict, the length limit
-            of a deque, the metadata of a registered class; ``(dtype, rank)`` of a tensor; the value of a
-            constant; otherwise None.
+        detail: Everything else that distinguishes two nodes of one kind: the factory of a defaultdict, the
+            length limit of a deque, the metadata of a registered class; ``(dtype, rank)`` of a tensor; the
+            value of a constant; otherwise None.
         entries: optree's path entries, one per child, where they are known.
-        token: Equal for two nodes only if all of the above but `entries` is the same.
+        token: Value that is equal for two nodes only if all of the above but `entries` is the same.
 
     Raises:
         UnsupportedError: `detail` cannot be compared.
@@ -53,7 +53,7 @@ class Node:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether this is a tensor or a constant."""
+        """True if this is a tensor or a constant."""
         return self.kind in ("tensor", "constant")
 
 
@@ -70,10 +70,10 @@ def leaf_node(value: Any) -> Node:
 
 
 def flatten_tree(data: Any) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Do what ``optree.tree_flatten`` does, and open the containers of `adapt` too.
+    """Flatten data as ``optree.tree_flatten`` does, and also the containers of `adapt`.
 
     Returns:
-        The leaves, among them what is no supported leaf, and the structure in optree's terms.
+        The leaves, including unsupported ones, and the structure in optree's terms.
 
     Raises:
         UnsupportedError: A container cannot be rebuilt.
@@ -116,7 +116,7 @@ def _one_level(value: Any) -> tuple[list[Any], optree.PyTreeSpec]:
 
 
 def nodes_of(spec: optree.PyTreeSpec, leaves: Sequence[Node]) -> tuple[Node, ...]:
-    """Lay a structure out as nodes.
+    """Return the nodes of a structure.
 
     Args:
         spec: The structure.
@@ -174,8 +174,8 @@ def spec_of(nodes: Sequence[Node]) -> optree.PyTreeSpec:
     """Return the optree structure of nodes; the inverse of :func:`nodes_of`.
 
     Raises:
-        ValueError: The nodes are no tree; also IndexError.
-        Exception: Whatever the unflatten function of a registered class raises.
+        ValueError: The nodes are not a tree; also IndexError.
+        Exception: Any exception that the unflatten function of a registered class raises.
     """
     done: list[optree.PyTreeSpec] = []
     for node in reversed(nodes):

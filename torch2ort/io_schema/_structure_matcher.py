@@ -1,8 +1,8 @@
-"""A check, built once for a structure, that tells whether data has it and gives its tensors.
+"""Checks, each built once for a structure, that return the tensors of data that has the structure.
 
-``optree.tree_flatten`` and a comparison cost more than a training step should pay: most of the time goes
-into a description of the structure, which is thrown away once it is compared. A matcher describes
-nothing, and stops at the first difference.
+``optree.tree_flatten`` and a comparison cost too much for a training step: most of the time is spent on a
+description of the structure, which is discarded once it is compared. A matcher builds no description, and
+stops at the first difference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ of the structure differs."""
 _PLAIN_KEYS: Final = frozenset({str, int, bool, bytes, type(None)})  # the same if type and `==` agree
 _PLAIN_TENSORS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _DICTS: Final = ("dict", "ordereddict", "defaultdict")
-_DEEPEST_GUARD: Final = 100  # a guard calls another one once a level
+_DEEPEST_GUARD: Final = 100  # guards call each other, one call per level
 
 
 def matcher_of(nodes: Sequence[Node]) -> Matcher:
@@ -135,7 +135,7 @@ def _defaultdict_guard(node: Node, dict_guard: _Guard) -> _Guard:
 
 
 def _general_guard(node: Node, children: list[_Guard | None]) -> _Guard:
-    """Return the guard of a class that Python code takes apart: that code is asked each time."""
+    """Return the guard of a class that Python code takes apart; that code runs each time."""
     cls: Any = node.cls
     token = node.token
 
@@ -153,7 +153,7 @@ def _general_guard(node: Node, children: list[_Guard | None]) -> _Guard:
 
 
 def _description_guard(nodes: Sequence[Node]) -> _Guard:
-    """Return the guard of a structure so far down that another guard in it could be one call too many."""
+    """Return the guard of a structure so deep that nested guards in it could exceed the recursion limit."""
     tokens = [node.token for node in nodes if not node.is_leaf]
     leaf_nodes = [node for node in nodes if node.is_leaf]
 
@@ -184,7 +184,7 @@ def _key_check(nodes: Sequence[Node]) -> Callable[[list[Any]], bool]:
         return lambda keys: exact(keys) == token
 
     def same(keys: list[Any]) -> bool:
-        # The types first: `==` of a key of another type could do anything.
+        # Types are compared first, because `==` of a key of another type can run any code.
         return list(map(type, keys)) == types and keys == expected
 
     return same
@@ -247,6 +247,6 @@ def _needs_digits(constant: Any) -> bool:
 def _is_tensor_leaf(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
-    # Somebody may have registered a subclass of Tensor as a container.
+    # A subclass of Tensor may be registered as a container.
     tree: Any = value
     return optree.tree_is_leaf(tree, none_is_leaf=True, namespace=NAMESPACE)

@@ -1,4 +1,4 @@
-"""All about one opaque Function call: capture, the site, its attributes, the registry of classes."""
+"""One opaque call of a Function: capture, the site, its attributes, the registry of classes."""
 
 from torch2ort._torch.autograd_functions import makes_quantised, uses_setup_context
 from torch2ort.pythonop.attributes import (

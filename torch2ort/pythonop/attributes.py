@@ -1,7 +1,7 @@
-"""Site <-> attributes of a ``com.microsoft::PythonOp`` node.
+"""Conversion between a site and the attributes of a ``com.microsoft::PythonOp`` node.
 
-The attributes of onnxruntime-training's schema are written for other readers (they hold floats in 32
-bits, and no ``str``, ``None`` or nested value). Our own attribute ``site`` holds the exact call as
+The attributes of onnxruntime-training's schema are written for other readers (they store floats in 32
+bits, and no ``str``, ``None`` or nested value). torch2ort's own attribute ``site`` contains the exact call as
 JSON and is the one that is read back.
 """
 
@@ -22,7 +22,7 @@ from torch2ort.pythonop.site import TENSOR, Result, Site, Size, TensorType
 from torch2ort.pythonop.site_validation import check_node, check_site
 
 SITE_ATTRIBUTE = "site"
-# Where a node that is still being translated, and is in no file, says the key of its site.
+# Metadata entry with the key of a node's site, while the node is being translated and is in no file.
 SITE_META = "torch2ort.site"
 FORMAT_VERSION = 1
 
@@ -43,11 +43,11 @@ ONNX_TYPES: dict[torch.dtype, int] = {
 
 
 class UnstorableError(Exception):
-    """A Python value that a file cannot hold."""
+    """A Python value that a file cannot store."""
 
 
 def onnx_type(dtype: torch.dtype, site: Site) -> int:
-    """ONNX element type of ``dtype``; :class:`ExportError` naming the site where there is none."""
+    """Return the ONNX element type of ``dtype``; raise :class:`ExportError` if there is none."""
     if dtype not in ONNX_TYPES:
         raise ExportError(
             f"{site.func_name}: a tensor of dtype {dtype} cannot be in an ONNX graph; expected one of "
@@ -57,7 +57,7 @@ def onnx_type(dtype: torch.dtype, site: Site) -> int:
 
 
 def node_attributes(site: Site) -> dict[str, Any]:
-    """Attributes of the site's node, as Python values (int, str, list of int or float)."""
+    """Return the attributes of the site's node, as Python values (int, str, list of int or float)."""
     result = site.known_result
     attributes: dict[str, Any] = {
         "func_name": site.func_name,
@@ -77,7 +77,7 @@ def node_attributes(site: Site) -> dict[str, Any]:
 
 
 def _reuse_maps(site: Site, result: Result) -> dict[str, list[int]]:
-    """The in-place maps as onnxruntime's allocation planner reads them: by the node's inputs and outputs.
+    """Return the in-place maps as onnxruntime's allocation planner reads them: by node input and output.
 
     The first output of the node, and the first input of its gradient node, is the context.
     """
@@ -96,10 +96,10 @@ def _reuse_maps(site: Site, result: Result) -> dict[str, list[int]]:
 
 
 def call_attributes(constants: Mapping[int, Any], count: int) -> dict[str, Any]:
-    """Attributes that say what a call's arguments are.
+    """Return the attributes that describe a call's arguments.
 
     Args:
-        constants: argument position -> value of those that are no tensors.
+        constants: argument position -> value, for the arguments that are not tensors.
         count: number of arguments.
     """
     attributes: dict[str, Any] = {
@@ -129,7 +129,7 @@ def _add_constant(attributes: dict[str, Any], position: int, value: Any) -> None
 
 
 def dump_site(site: Site) -> str:
-    """The site as JSON. A constant that a file cannot hold becomes a marker, see :func:`unstorable`."""
+    """Return the site as JSON; a constant that a file cannot store becomes a marker, see `unstorable`."""
     result = site.known_result
     return json.dumps(
         {
@@ -166,10 +166,10 @@ def dump_site(site: Site) -> str:
 
 
 def load_site(func_name: str, text: str) -> Site:
-    """The site that :func:`dump_site` wrote, not yet resolved to a class.
+    """Return the site that :func:`dump_site` wrote, not yet resolved to a class.
 
     Raises:
-        ModelLoadError: ``text`` is not such a site; says what is wrong.
+        ModelLoadError: ``text`` is not such a site; the message says why.
     """
     try:
         data = json.loads(text)
@@ -215,7 +215,7 @@ def load_site(func_name: str, text: str) -> Site:
         check_site(site, ONNX_TYPES)
     except ModelLoadError:
         raise
-    except Exception as error:  # numbers, dtypes and devices that are none raise errors of many kinds
+    except Exception as error:  # invalid numbers, dtypes and devices raise errors of many kinds
         raise ModelLoadError(
             f"PythonOp {func_name}: its attribute '{SITE_ATTRIBUTE}' is damaged ({error})"
         ) from error
@@ -223,10 +223,10 @@ def load_site(func_name: str, text: str) -> Site:
 
 
 def load_node(node: onnx.NodeProto) -> Site:
-    """The site of a PythonOp node, not yet resolved to a class; the node says the same as its site.
+    """Return the site of a PythonOp node, not yet resolved to a class, after a check of the node against it.
 
     Raises:
-        ModelLoadError: it holds no site, a damaged one, or other attributes than an export writes.
+        ModelLoadError: the node has no site, a damaged one, or other attributes than an export writes.
     """
     texts = {a.name: a.s for a in node.attribute if a.type == onnx.AttributeProto.STRING}
     try:
@@ -238,7 +238,7 @@ def load_node(node: onnx.NodeProto) -> Site:
         ) from error
     site = load_site(name, text)
     expected = node_attributes(site)
-    # What was read just now, and text that says nothing to anybody.
+    # The site was read just now, and the comment has no meaning.
     del expected[SITE_ATTRIBUTE]
     expected["comment"] = texts.get("comment", b"").decode(errors="replace")
     check_node(node, site, expected)
@@ -246,7 +246,7 @@ def load_node(node: onnx.NodeProto) -> Site:
 
 
 def unstorable(site: Site) -> tuple[int, Any] | None:
-    """Position and value of the first argument that a file cannot hold, or ``None``."""
+    """Return position and value of the first argument that a file cannot store, or ``None``."""
     for position, value in site.constants.items():
         try:
             dump_constant(value)
@@ -263,7 +263,7 @@ def _dump_or_mark(value: Any) -> Any:
 
 
 class UnstoredObject:
-    """Stands in a loaded site for an argument that the file could not hold."""
+    """Placeholder in a loaded site for an argument that the file could not store."""
 
     def __init__(self, type_name: str) -> None:
         self.type_name = type_name
@@ -273,7 +273,7 @@ class UnstoredObject:
 
 
 def dump_constant(value: Any) -> Any:
-    """JSON form of a Python value, exact in value and type.
+    """Return the JSON form of a Python value, exact in value and type.
 
     Raises:
         UnstorableError: the value, or one inside it, is of a type that has no such form.
@@ -335,7 +335,7 @@ _LOADERS: dict[str, Callable[[Any], Any]] = {
 
 
 def load_constant(data: Any) -> Any:
-    """The value that :func:`dump_constant` wrote; ``ValueError`` or ``KeyError`` for anything else."""
+    """Return the value that :func:`dump_constant` wrote; raise ``ValueError`` or ``KeyError`` for others."""
     if data is None or isinstance(data, (bool, int)):
         return data
     if data == "tensor":

@@ -1,4 +1,4 @@
-"""What ``torch.autocast`` is set to: a part of what a call of a Function, and a graph, depends on."""
+"""Settings of ``torch.autocast``, on which a call of a Function and a graph depend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch2ort._native import Switches
 from torch2ort._torch import autograd_functions as private
 
 DEVICES = ("cpu", "cuda")
-# What `torch.autocast` takes; it warns of others, and stays off.
+# Dtypes that `torch.autocast` accepts; for others it warns and stays off.
 _LOWER = frozenset({torch.bfloat16, torch.float16})
 _AS_IT_IS = contextlib.nullcontext()
 
@@ -22,8 +22,8 @@ class Autocast(NamedTuple):
     """Settings of ``torch.autocast`` on one thread.
 
     Attributes:
-        devices: of each kind of device whether autocast is on, and the dtype that it casts to if it is.
-        cache: whether it keeps what it casted parameters to.
+        devices: for each kind of device, whether autocast is on, and the dtype that it casts to if it is.
+        cache: whether autocast caches the results of casting parameters.
     """
 
     devices: tuple[tuple[str, bool, torch.dtype], ...]
@@ -31,49 +31,49 @@ class Autocast(NamedTuple):
 
     @staticmethod
     def now() -> Autocast:
-        """The settings of this thread; one object for all that are equal."""
+        """Return the settings of this thread; equal settings are one object."""
         return settings.now()
 
     @staticmethod
     def of_call() -> Autocast | None:
-        """The settings of this thread as those of a site; ``None`` if autocast is off."""
+        """Return the settings of this thread for a site; ``None`` if autocast is off."""
         state = Autocast.now()
-        # A cast that is kept would be of a tensor that is the runtime's, and held for longer.
+        # A cached cast would belong to a tensor of the runtime, and would outlive that tensor.
         return state._replace(cache=False) if state.is_on else None
 
     @staticmethod
     def is_on_now() -> bool:
-        """:attr:`is_on` of the settings of this thread; several calls a step ask."""
+        """Return :attr:`is_on` of the settings of this thread, cheaply: each step calls it repeatedly."""
         return private.is_autocast_on() and True in map(torch.is_autocast_enabled, DEVICES)
 
     @property
     def is_on(self) -> bool:
-        """Whether operators of some device get other types than they are given."""
+        """True if autocast is on for some device, so operators may get other dtypes than were passed."""
         return any(on for _, on, _ in self.devices)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of devices on which it is on."""
+        """The kinds of devices on which autocast is on."""
         return tuple(kind for kind, on, _ in self.devices if on)
 
     def description(self) -> str:
-        """One text a value, for keys."""
+        """Return a text that is unique for each value, for keys."""
         devices = ", ".join(f"{kind} {on} {dtype}" for kind, on, dtype in self.devices)
         return f"{devices}, cache {self.cache}"
 
     def dump(self) -> dict[str, str]:
-        """The kinds of devices on which it is on, with its dtypes, as JSON holds them."""
+        """Return the kinds of devices on which autocast is on, with the dtypes, for JSON."""
         return {kind: str(dtype).removeprefix("torch.") for kind, on, dtype in self.devices if on}
 
 
 @functools.cache
 def _of(cache: bool, *switches: Any) -> Autocast:
-    """``switches``: whether it is on for each kind of device, and then the dtype for each."""
+    """Return the settings; ``switches`` is whether it is on for each kind of device, then each dtype."""
     kinds = len(DEVICES)
     return Autocast(tuple(zip(DEVICES, switches[:kinds], switches[kinds:], strict=True)), cache)
 
 
-# :meth:`Autocast.now` of these is what other switches are read with.
+# The switches behind :meth:`Autocast.now`; other readers of switches include them.
 settings = Switches(
     (
         (torch.is_autocast_cache_enabled, ()),
@@ -85,10 +85,10 @@ settings = Switches(
 
 
 def loaded(data: dict[str, str]) -> Autocast | None:
-    """What :meth:`Autocast.dump` wrote; ``None`` for what is off.
+    """Return the settings that :meth:`Autocast.dump` wrote; ``None`` if autocast is off.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: ``data`` is something else.
     """
     if not data:
         return None
@@ -101,13 +101,13 @@ def loaded(data: dict[str, str]) -> Autocast | None:
 
 @contextlib.contextmanager
 def entered(state: Autocast | None) -> Iterator[None]:
-    """Run with these settings; as before afterwards. ``None`` changes nothing."""
+    """Run with these settings, and restore the previous ones afterwards. ``None`` changes nothing."""
     if state is None:
         yield
         return
     with contextlib.ExitStack() as stack:
         for kind, on, dtype in state.devices:
-            # What this build has no device for is off, and would warn that it stays so.
+            # For a device that this build lacks, autocast is off, and would warn that it stays off.
             if on or torch.is_autocast_enabled(kind):
                 lower = dtype if dtype in _LOWER else torch.bfloat16
                 stack.enter_context(torch.autocast(kind, lower, on, state.cache))
@@ -118,7 +118,7 @@ def entered(state: Autocast | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _casting_to(kind: str, dtype: torch.dtype) -> Iterator[None]:
-    """Cast to a dtype that ``torch.autocast`` does not take, and ``torch.set_autocast_dtype`` does."""
+    """Cast to a dtype that ``torch.autocast`` does not accept, but ``torch.set_autocast_dtype`` does."""
     before = torch.get_autocast_dtype(kind)
     torch.set_autocast_dtype(kind, dtype)
     try:
@@ -128,7 +128,7 @@ def _casting_to(kind: str, dtype: torch.dtype) -> Iterator[None]:
 
 
 def off() -> contextlib.AbstractContextManager[None]:
-    """Run without autocast: what is inside has eager's casts already, or is no model's code."""
+    """Run without autocast: the code inside already contains eager PyTorch's casts, or is not the model's."""
     if not private.is_autocast_on():
         return _AS_IT_IS
     now = Autocast.now()
@@ -136,7 +136,7 @@ def off() -> contextlib.AbstractContextManager[None]:
 
 
 def under(state: Autocast | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as it runs with these settings."""
+    """Return ``function``, run with these settings."""
     if state is None or not state.is_on:
         return function
 

@@ -1,4 +1,4 @@
-"""Calls whose exceptions the model's code catches: a graph has the way of its sample alone."""
+"""Calls whose exceptions the model's code catches: a graph follows only the path of its sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from torch2ort.errors import EngineError, ExportError
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-# What it catches it raises again.
+# torch's code raises the exceptions that it catches again.
 _TORCH = os.path.dirname(torch.__file__)
 _Place = tuple[str, int]
 _TRIES: Any = tuple(getattr(ast, name) for name in ("Try", "TryStar") if hasattr(ast, name))
@@ -29,7 +29,7 @@ class Handler(NamedTuple):
 
     Attributes:
         catches: ``module.qualname`` of the class of these exceptions.
-        place: where it is.
+        place: file and line of the code.
     """
 
     catches: str
@@ -37,7 +37,7 @@ class Handler(NamedTuple):
 
 
 def places_above(frame: FrameType | None) -> list[_Place]:
-    """File and line of the calls that are going on, up to the one that torch2ort traces."""
+    """Return file and line of the active calls, up to the one that torch2ort traces."""
     places: list[_Place] = []
     inside = False
     while frame is not None:
@@ -54,7 +54,7 @@ def places_above(frame: FrameType | None) -> list[_Place]:
 
 
 def handlers_around(places: Iterable[_Place]) -> tuple[Handler, ...]:
-    """What catches an exception that is raised there, and does not raise it again."""
+    """Return the handlers that catch an exception raised at these places, and do not raise it again."""
     return tuple(handler for file, line in places for handler in _handlers_at(file, line))
 
 
@@ -70,7 +70,7 @@ def _handlers_at(file: str, line: int) -> tuple[Handler, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _tries_in(file: str) -> tuple[tuple[int, int, tuple[ast.expr | None, ...], int], ...]:
-    """First and last line of code whose exceptions are caught, their classes, and the handler's line."""
+    """Return each guarded block's first and last line, the caught classes, and the handler's line."""
     with contextlib.suppress(SyntaxError, ValueError):
         tree = ast.parse("".join(linecache.getlines(file)))
         return tuple(entry for node in ast.walk(tree) for entry in _entries(node))
@@ -94,13 +94,13 @@ def _lines(body: list[ast.stmt]) -> tuple[int, int]:
 
 
 def _names_of(expression: ast.expr | None, file: str) -> list[str]:
-    """Names of the classes that an ``except`` names; all are, if it names none."""
+    """Return the names of the classes that an ``except`` catches; BaseException if it names none."""
     if expression is None:
         return [_name(BaseException)]
     modules = (m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file)
     names = {**vars(builtins), **vars(next(modules, sys.modules["__main__"]))}
     parts = expression.elts if isinstance(expression, ast.Tuple) else [expression]
-    # A name of the function's own may be any.
+    # A local name of the function may be any exception.
     kinds = [_looked_up(part, names) or Exception for part in parts]
     found = [kind for held in kinds for kind in (held if isinstance(held, tuple) else (held,))]
     return [_name(kind) for kind in found if isinstance(kind, type)]
@@ -117,7 +117,7 @@ def _name(kind: type) -> str:
 
 
 def told(caller: str, handlers: tuple[Handler, ...], function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, whose exceptions that the model catches arrive as an error that says so of ``caller``."""
+    """Return ``function`` with exceptions that the model catches converted to an error about ``caller``."""
 
     @functools.wraps(function)
     def telling(*args: Any) -> Any:
@@ -134,7 +134,7 @@ def told(caller: str, handlers: tuple[Handler, ...], function: Callable[..., Any
 
 
 def refuse_caught(name: str, error: BaseException) -> ExportError:
-    """What to raise where the model caught an exception of a Function on its sample."""
+    """Return the error for a model that caught an exception of a Function on its sample."""
     return ExportError(
         f"{name}.forward {_said(error)} on the sample, and the model's code catches it. {_WAY_OUT}"
     )

@@ -1,4 +1,4 @@
-"""In-place maps at export: what is declared for a call, checked against what a run showed."""
+"""Validation of in-place maps at export: the map declared for a call is compared with an observed run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch2ort.pythonop.site import TENSOR, Result, Site
 
 
 def with_inplace_map(site: Site, result: Result, seen: Observation | None) -> Result:
-    """``result`` with the in-place map that is in force for ``site``.
+    """Return ``result`` with the in-place map that applies to ``site``.
 
     Args:
         site: the call.
-        result: what is known of it.
-        seen: a run of ``forward``; ``None`` if none was possible, and the map is believed.
+        result: the result of the call, without the map.
+        seen: a run of ``forward``; ``None`` if none was possible; the map is trusted then.
 
     Raises:
-        InplaceMapError: the map names a position that is no tensor, or the run contradicts it.
+        InplaceMapError: the map names a position that is not a tensor, or the run contradicts it.
     """
     site.result = result
     declared = inplace_map_of(site)

@@ -2,7 +2,7 @@
 
 While :class:`Capture` is entered, every call of a user's Function on this thread becomes one call of
 the opaque operator ``torch2ort::python_op(Tensor[] inputs, str site) -> Tensor[]``, which torch.export
-records as it is. Other threads, and Functions of torch's own, go the usual way.
+records as it is. Calls on other threads, and calls of torch's own Functions, are not intercepted.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from torch2ort.support.versions import installed, remedy
 
 _library = torch.library.Library("torch2ort", "DEF")
 _library.define("python_op(Tensor[] inputs, str site) -> Tensor[]")
-# Eager runs every call, also one whose result nobody reads.
+# Eager PyTorch runs every call, also one whose result is unused.
 torch.fx.node.has_side_effect(torch.ops.torch2ort.python_op.default)
 
 
 @torch.library.register_fake("torch2ort::python_op", lib=_library)
 def _fake_python_op(inputs: Sequence[torch.Tensor], site: str) -> list[torch.Tensor]:
-    # What a Function calls inside its forward, other Functions too, is its own affair.
+    # Calls inside of a Function's forward, also of other Functions, are not intercepted.
     with _interceptor.suspended():
         return fake_outputs(site_by_key(site), inputs)
 
@@ -52,15 +52,15 @@ def _fake_python_op(inputs: Sequence[torch.Tensor], site: str) -> list[torch.Ten
 class Capture:
     """Context manager that collects the sites of one export.
 
-    What the abstract runs of the sites write to Python objects is gone afterwards.
+    Writes of the sites' abstract runs to Python objects are undone at exit.
 
     Args:
         training: the mode of the export.
         model: the model, whose Functions may reach its tensors.
-        sample: what the Functions get that must be run on real tensors; ``None`` if nobody can know.
-        originals: what Functions get as it is in runs; nothing by default.
-        handlers: what catches exceptions of the calls, where the stack does not tell.
-        operator: from the tensors and the site's key of a call to its results.
+        sample: the real tensors of Functions that must run on real tensors; ``None`` if they are unknown.
+        originals: the tensors that runs pass to Functions as the very same objects; none by default.
+        handlers: handlers of the calls' exceptions that the stack does not show.
+        operator: returns the results of a call from its tensors and the site's key.
 
     Attributes:
         sites: every site by its key, in the order of the calls.
@@ -102,17 +102,17 @@ class Capture:
             find_fresh(self.sites.values(), self._traces)
 
     def restart(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Say that the model's forward begins, perhaps again.
+        """Reset the capture, as the model's forward begins, perhaps again.
 
         Args:
-            tensors: what it gets in the place of its inputs.
+            tensors: the tensors that replace the inputs of forward.
         """
         self._calls.clear()
         self._raised = None
         self._traces.originals.are_traced_as(tensors)
 
     def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
-        """Stand in for ``function.apply(*arguments)`` in the traced program."""
+        """Replace ``function.apply(*arguments)`` in the traced program by a call of the opaque operator."""
         values = tuple(_concrete(function, i, a) for i, a in enumerate(arguments))
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         required = tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
@@ -157,10 +157,10 @@ class Capture:
 
 
 class Sampling:
-    """Context manager that records what Functions get while the model runs eager.
+    """Context manager that records the arguments of Functions while the model runs eagerly.
 
     Args:
-        sample: gets the tensors.
+        sample: receives the tensors.
     """
 
     def __init__(self, sample: Sample) -> None:
@@ -173,7 +173,7 @@ class Sampling:
         _interceptor.leave()
 
     def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
-        """Record ``function.apply(*arguments)``, and do it."""
+        """Record ``function.apply(*arguments)``, and call it."""
         self._sample.record(function, arguments)
         with _interceptor.suspended():
             return function.apply(*arguments)
@@ -187,17 +187,17 @@ def internal_site(
     training: bool,
     autocast: Autocast | None = None,
 ) -> Site:
-    """A site of torch2ort's own, by which an operator runs in PyTorch's kernel.
+    """Return a site of torch2ort's own, by which an operator runs in PyTorch's kernel.
 
     Args:
         function: a Function of torch2ort (its module starts with ``torch2ort.``).
         arguments: :data:`TENSOR` or the Python value of each argument of ``apply``.
         needs_input_grad: one entry per argument.
         training: the mode of the export.
-        autocast: what autocast is set to while it runs; ``None`` if it is off.
+        autocast: settings of autocast while the operator runs; ``None`` if autocast is off.
 
     Returns:
-        The site; the caller keeps it alive, and refers to it in
+        The site. The caller keeps it alive, and refers to it in
         ``torch.ops.torch2ort.python_op(tensors, site.key)``.
     """
     return Site(
@@ -212,7 +212,7 @@ def internal_site(
 
 
 def _refuse_record_in_inference_mode(function: type, required: Sequence[bool]) -> None:
-    """Refuse what autograd records inside of inference mode: of all that it calls, Functions alone."""
+    """Refuse a Function in inference mode with gradients on, where autograd records only Functions."""
     if any(required) and torch.is_inference_mode_enabled() and torch.is_grad_enabled():
         raise ExportError(
             f"{qualified_name(function)}: called inside of torch.inference_mode() with gradients switched "
@@ -222,7 +222,7 @@ def _refuse_record_in_inference_mode(function: type, required: Sequence[bool]) -
 
 
 def _refuse_shared_writes(site: Site, values: Sequence[Any]) -> None:
-    """Refuse a forward that writes to an argument that is another one, too, and that sees it in eager."""
+    """Refuse a forward that writes to an argument that is also another one: eager shows the write in both."""
     for written in site.known_result.mutated:
         for position in site.tensor_positions:
             if position != written and values[position] is values[written]:
@@ -233,7 +233,7 @@ def _refuse_shared_writes(site: Site, values: Sequence[Any]) -> None:
 
 
 def _refuse_attributes(site: Site, values: Sequence[Any]) -> None:
-    """Refuse a Function whose code names an attribute that the model set on a tensor that it computed."""
+    """Refuse a Function whose code names an attribute that the model set on a computed tensor."""
     for position, value in enumerate(values):
         if not isinstance(value, torch.Tensor) or position in site.originals:
             continue
@@ -241,12 +241,12 @@ def _refuse_attributes(site: Site, values: Sequence[Any]) -> None:
             if names_attribute(site.function, name):
                 raise ExportError(
                     f"{site.func_name}: argument {position} was computed and has the attribute {name}, which "
-                    f"a graph does not hand on. Pass its value as an argument of its own"
+                    f"a graph does not pass on. Pass its value as an argument of its own"
                 )
 
 
 def _refuse_comparison(site: Site, values: Sequence[Any]) -> None:
-    """Refuse a Function that compares objects, where it gets one tensor as two arguments."""
+    """Refuse a Function that compares objects by identity, if two arguments are one tensor."""
     positions = site.tensor_positions
     for i, one in enumerate(positions):
         for other in positions[i + 1 :]:
@@ -259,13 +259,13 @@ def _refuse_comparison(site: Site, values: Sequence[Any]) -> None:
 
 
 def _refuse_saved(tensors: Iterable[torch.Tensor]) -> None:
-    """Refuse what eager PyTorch refuses to save for backward."""
+    """Refuse tensors that eager PyTorch refuses to save for backward."""
     if any(tensor.is_inference() for tensor in tensors):
         raise RuntimeError(UNSAVABLE)
 
 
 def _concrete(function: type, position: int, value: Any) -> Any:
-    """``value`` as a site keeps it; refuses what a node cannot hold."""
+    """Return ``value`` as a site stores it; refuse values that a node cannot store."""
     if isinstance(value, Unknown):
         value.refuse()
     value = without_proxies(value)
@@ -278,7 +278,7 @@ def _concrete(function: type, position: int, value: Any) -> Any:
             )
         return value
     if isinstance(value, torch.SymInt):
-        return int(value)  # specialises: torch.export fixes this size, and says so where it was asked to vary
+        return int(value)  # torch.export specializes this size, and reports it if the size was to vary
     if isinstance(value, torch.SymBool):
         return bool(value)
     if isinstance(value, torch.SymFloat):
@@ -291,10 +291,10 @@ def _concrete(function: type, position: int, value: Any) -> Any:
         )
     if isinstance(value, (list, tuple, dict)):
         values = list(value.values() if isinstance(value, dict) else value)
-        # Functions may hand on in a dictionary what one of them wrote there.
+        # A Function may write a value into a dictionary, and another may get it from there.
         passed = isinstance(value, dict)
         made = [v if passed and isinstance(v, Unknown) else _concrete(function, position, v) for v in values]
-        # The very same object where nothing in it is of the trace: forward may write to it.
+        # The object itself is kept if nothing in it belongs to the trace, because forward may write to it.
         return value if all(map(operator.is_, made, values)) else _rebuilt(function, position, value, made)
     place = find_unseen(f"argument {position}", value)
     if place is not None:
@@ -306,7 +306,7 @@ def _concrete(function: type, position: int, value: Any) -> Any:
 
 
 def _rebuilt(function: type, position: int, container: Any, values: list[Any]) -> Any:
-    """A container of the same kind that holds ``values``."""
+    """Return a container of the same kind with ``values``."""
     kind = type(container)
     if kind in (list, tuple, torch.Size):
         return kind(values)
@@ -321,7 +321,7 @@ def _rebuilt(function: type, position: int, container: Any, values: list[Any]) -
 
 
 def _returned(site: Site, arguments: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> Any:
-    """What the caller of ``apply`` gets, with the writes of a mutating Function replayed on the trace."""
+    """Return the result of ``apply``, and replay the writes of a mutating Function on the trace."""
     result = site.known_result
     supply = itertools.count()
     returned_inputs = dict(result.returned_inputs)
@@ -347,7 +347,7 @@ def _returned(site: Site, arguments: tuple[Any, ...], outputs: Sequence[torch.Te
 
 
 def is_users(function: type) -> bool:
-    """Whether a Function is none of torch's own; that of checkpoints calls the user's code."""
+    """Return True unless a Function is torch's own; that of checkpoints counts, as it calls user code."""
     module = function.__module__
     if module == "torch.utils.checkpoint":
         return True
@@ -355,7 +355,7 @@ def is_users(function: type) -> bool:
 
 
 class _Interceptor:
-    """Stands in front of ``apply`` while at least one thread captures."""
+    """Interception of ``apply`` while at least one thread captures."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -368,7 +368,7 @@ class _Interceptor:
         return stack
 
     def current(self) -> Capture | Sampling | None:
-        """The capture of this thread, unless none is entered or it is suspended."""
+        """Return the capture of this thread; ``None`` if none is entered or it is suspended."""
         stack = self._stack
         return stack[-1] if stack else None
 
@@ -388,7 +388,7 @@ class _Interceptor:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Let calls of this thread through to PyTorch."""
+        """Pass calls of this thread on to PyTorch."""
         self._stack.append(None)
         try:
             yield
@@ -419,5 +419,5 @@ _interceptor = _Interceptor()
 
 
 def suspended() -> contextlib.AbstractContextManager[None]:
-    """Let calls of this thread through to PyTorch, for the length of a ``with``."""
+    """Pass calls of this thread on to PyTorch inside of the context."""
     return _interceptor.suspended()

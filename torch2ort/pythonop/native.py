@@ -1,4 +1,4 @@
-"""The native extension, told what it needs to know of torch and of this package."""
+"""The native extension, configured with the functions of torch and of this package that it needs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch2ort.support.user_warnings import warn
 __all__ = ["native", "note_exported", "note_savings"]
 
 
-# Per native site: the exported one that it was made of. Each session has native sites of its own.
+# Per native site: the exported site that it was made from. Each session has native sites of its own.
 _exported: weakref.WeakKeyDictionary[_native.Site, Site] = weakref.WeakKeyDictionary()
-# Per native site: pairs of a map that would save a copy; without an entry, all would.
+# Per native site: pairs of an in-place map that would save a copy. If a site has no entry, all pairs would.
 _savings: weakref.WeakKeyDictionary[_native.Site, set[tuple[str, int, int]]] = weakref.WeakKeyDictionary()
-# Per exported site: the aliasing that it was warned of.
+# Per exported site: the aliasing that a warning has reported.
 _warned: weakref.WeakKeyDictionary[Site, set[tuple[str, int]]] = weakref.WeakKeyDictionary()
 
 
 def backward_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """What computes the gradients of a Function, called with its context and gradients."""
-    # `vjp` and `backward` are one: a class may define either.
+    """Return the function that computes a Function's gradients from its context and output gradients."""
+    # `vjp` and `backward` are synonyms: a class may define either.
     base = torch.autograd.Function
     overrides_backward = function.backward is not base.backward
     backward: Callable[..., Any] = function.backward
@@ -41,17 +41,17 @@ def backward_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def note_exported(site: _native.Site, exported: Site) -> None:
-    """Remember what a native site was made of, for its warnings."""
+    """Record the exported site of a native site, for its warnings."""
     _exported[site] = exported
 
 
 def note_savings(site: _native.Site, pairs: Iterable[tuple[str, int, int]]) -> None:
-    """Have warnings of a native site name a map only if it would save a copy.
+    """Restrict warnings of a native site to in-place maps that would save a copy.
 
     Args:
         site: the native site.
-        pairs: ``"forward"``, output and argument, or ``"backward"``, argument and output. Those of an earlier
-            call stay.
+        pairs: ``"forward"``, output and argument, or ``"backward"``, argument and output. Those of earlier
+            calls are kept.
     """
     _savings.setdefault(site, set()).update(pairs)
 
@@ -63,12 +63,12 @@ def _warn_alias(site: _native.Site, kind: str, output: int, argument: int) -> No
     exported = _exported.get(site)
     if exported is not None:
         if exported.internal:
-            # Nobody can register anything for PyTorch's own kernels.
+            # Users cannot register maps for PyTorch's own kernels.
             return
         result = exported.known_result
         declared = result.forward_map if kind == "forward" else result.backward_map
         warned = _warned.setdefault(exported, set())
-        # A declared map may be no help in one session's graph, where others read the same memory.
+        # A declared map may not help in a session's graph in which other nodes read the same memory.
         if (output, argument) in declared or (kind, output) in warned:
             return
         warned.add((kind, output))
@@ -84,8 +84,8 @@ def _warn_alias(site: _native.Site, kind: str, output: int, argument: int) -> No
 
 
 def _privatize(tensor: torch.Tensor) -> None:
-    """Give the storage under ``tensor``, and so under every view of it, memory of its own."""
-    # Moves the bytes and swaps the storage's memory in place: the one public way to do that.
+    """Move the storage of ``tensor``, and so of every view of it, to memory of its own."""
+    # This copies the bytes and swaps the storage's memory in place; there is no other public way.
     tensor.untyped_storage().share_memory_()
 
 

@@ -1,4 +1,4 @@
-"""The opaque operator with a derivative that is opaque, too: what a joint trace differentiates.
+"""The opaque operator with a derivative that is opaque, too, for the joint trace to differentiate.
 
 ``torch2ort::python_op``, which a trace of the model records, has no derivative. In a joint trace the same
 call is ``differentiable_python_op``, whose last output is a token, and its derivative is ``python_op_grad``.

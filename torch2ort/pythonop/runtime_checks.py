@@ -1,4 +1,4 @@
-"""What is checked in each run of a ``forward`` of which an export could not see enough."""
+"""Checks in each run of a ``forward`` that an export could not observe completely."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch2ort.pythonop.site import Site
 def watched(
     site: Site, forward: Callable[..., Any], setup_context: Callable[..., Any] | None
 ) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-    """``forward`` and ``setup_context`` that refuse what the graph was not built for.
+    """Return ``forward`` and ``setup_context`` that refuse results for which the graph was not built.
 
-    That ``forward`` writes to an argument, or returns other than tensors, the call policy itself refuses.
+    The call policy itself refuses a ``forward`` that writes to an argument or returns other values than
+    tensors.
     """
     if setup_context is None:
 
@@ -35,7 +36,7 @@ def watched(
 
 
 def _check(site: Site, ctx: Any, arguments: Sequence[Any], returned: Any) -> None:
-    """Raise :class:`EngineError` if the graph does not hold for what was returned."""
+    """Raise :class:`EngineError` if the graph is not valid for the returned values."""
     outputs = returned if isinstance(returned, tuple) else (returned,)
     if not site.known_result.observed:
         _check_marks(site, ctx, outputs)
@@ -55,8 +56,8 @@ def _check_marks(site: Site, ctx: Any, outputs: Sequence[Any]) -> None:
     for i, value in enumerate(outputs):
         if id(value) in marked and isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
             raise EngineError(
-                f"{site.func_name}: forward marks output {i} as not differentiable, which nobody could see "
-                f"at export, as forward ran neither on fake tensors nor on made-up data of the sample's "
+                f"{site.func_name}: forward marks output {i} as not differentiable, which the export could "
+                f"not detect, as forward ran neither on fake tensors nor on made-up data of the sample's "
                 f"sizes. Make it run on one of them, or detach the output where the Function is called"
             )
 
@@ -69,5 +70,5 @@ def _check_sizes(site: Site, arguments: Sequence[Any], outputs: Sequence[Any]) -
             raise EngineError(
                 f"{site.func_name}: output {i} of forward has shape {list(tensor.shape)}, but the graph was "
                 f"exported for {expected}: forward runs on real tensors only, and the model's code needs to "
-                f"know the sizes of what it gives. Say them with torch2ort.register_shape_inferer"
+                f"know the sizes of its outputs. Declare them with torch2ort.register_shape_inferer"
             )

@@ -1,7 +1,10 @@
-"""A process's first export begins with one that shows whether Functions are seen at all.
+"""Test export at the start of a process's first export, which checks that calls of Functions are intercepted.
 
-How ``apply`` reaches a Function's code is torch's own affair, and may change with any release. A Function
-that is not seen is traced through, and trains with another gradient without a word: nothing else would tell.
+The way in which ``apply`` reaches a Function's code is an implementation detail of torch, and may change
+with any
+release. A Function that is not intercepted is traced through, and silently trains with another gradient; no
+other
+check would detect it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ _passed = False
 
 
 class _Round(torch.autograd.Function):
-    """Its gradient is one where that of its forward is zero: traced through, it would not train."""
+    """A Function with gradient 1, while that of its forward is 0: traced through, it would not train."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +42,7 @@ _bound = _Round.apply  # as models bind it at import, before anything is interce
 
 
 class _Calls(torch.nn.Module):
-    """Calls Functions in the ways in which models do."""
+    """A model that calls Functions in the ways in which models do."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Round three times."""
@@ -47,7 +50,7 @@ class _Calls(torch.nn.Module):
 
 
 def check_interception() -> None:
-    """Export a tiny model once a process, and see that its Functions are sites.
+    """Export a tiny model once per process, and check that the calls of its Functions are sites.
 
     Raises:
         ExportError: they are not, with this version of torch.
@@ -60,7 +63,7 @@ def check_interception() -> None:
 
 
 def _check() -> None:
-    # The caller's grad mode and default device are none of the matter.
+    # The test must not depend on the caller's grad mode and default device.
     with torch.inference_mode(False), torch.device("cpu"), Capture(training=True) as capture:
         sample = torch.ones(1, dtype=torch.float32)
         program = torch.export.export(_Calls(), (sample,), strict=False)

@@ -1,8 +1,9 @@
 """A site: one call of a Function in an exported model.
 
-The site is the noun that travels the whole way: capture makes it, the exported node carries it as an
-attribute, loading reads it back, and the runtime binds it to a class. What can be decided once per
-call is decided here, so that nothing is decided once per run.
+All stages use the site: capture makes it, the exported node stores it as an attribute, loading reads it back,
+and the runtime binds it to a class. Every decision that can be made once per call is made here, so that no
+run
+has to make it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch2ort.errors import ExportError
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.caught_exceptions import Handler
 
-# A number, or argument position and dimension whose size it is; ``None`` if nobody knows.
+# A number, or the argument position and dimension that has this size; ``None`` if it is unknown.
 Size = int | tuple[int, int] | None
 
 
-# Eager PyTorch's words.
+# The message of eager PyTorch.
 UNSAVABLE = (
     "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode in "
     "computation tracked by autograd. To work around this, you can make a clone to get a normal tensor and "
@@ -32,7 +33,7 @@ UNSAVABLE = (
 
 @final
 class _TensorMarker:
-    """Type of :data:`TENSOR`, a singleton that stands for "a tensor goes here"."""
+    """Type of :data:`TENSOR`, the singleton that marks the place of a tensor."""
 
     def __repr__(self) -> str:
         return "TENSOR"
@@ -46,7 +47,7 @@ TENSOR: Final = _TensorMarker()
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Element type and rank of a tensor: what stays the same when sizes vary."""
+    """Element type and rank of a tensor, which stay the same when sizes vary."""
 
     dtype: torch.dtype
     rank: int
@@ -54,37 +55,37 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a site's ``forward`` gives and keeps, found out by an abstract run.
+    """Outputs of a site's ``forward`` and the memory that it keeps, as found by an abstract run.
 
     Attributes:
         inputs: type of each tensor argument, in call order.
         outputs: one entry per value that ``forward`` returns: :data:`TENSOR` or the constant itself.
         tensors: type of each tensor output; those of :attr:`hidden` follow the returned ones.
-        returns_tuple: whether ``forward`` returned a tuple (else a single value).
+        returns_tuple: True if ``forward`` returned a tuple, False for a single value.
         non_differentiable: positions among the tensor outputs that get no gradient.
         mutated: argument positions whose tensor ``forward`` writes in place.
         returned_inputs: output position -> argument position, where a mutated argument is returned.
         hidden: mutated argument positions that ``forward`` does not return; each is one more tensor
-            output behind the returned ones, so that the write reaches the exported graph.
+            output after the returned ones, so that the write reaches the exported graph.
         kept: argument positions whose memory the Function still holds after ``forward``.
-        saved: those among them that it gave to ``save_for_backward``, itself or a view; for a trace alone, no
-            file has it.
-        uses_rng: whether ``forward`` draws from PyTorch's random generator.
-        effects: whether ``forward`` writes to Python objects, so that calls keep the program's order.
-        observed: whether a run of ``forward`` told all this; else a shape inferer did, and the rest is
-            assumed and checked in each run.
+        saved: the positions among these that it passed to ``save_for_backward``, itself or as a view; only a
+            trace uses them, and no file contains them.
+        uses_rng: True if ``forward`` draws from PyTorch's random generator.
+        effects: True if ``forward`` writes to Python objects, so that calls must keep the program's order.
+        observed: True if a run of ``forward`` showed all this; otherwise a shape inferer did, and the rest
+            is assumed and checked in each run.
         forward_map: output position -> argument position, where a declared in-place map says that the
             output is the argument's memory.
         backward_map: argument position -> output position, where it says that the argument's gradient is
             the memory of the output's gradient.
         kept_results: positions among the tensor outputs whose memory the Function still holds after
-            ``forward``; ``None`` if nobody looked.
-        sizes: of each tensor output, where the graph holds for these only and each run checks them; else
-            empty.
-        attributes: output position and name of each attribute that ``forward`` sets on an output; for a trace
-            alone, as ``saved``.
-        repeated: output position -> last position at which ``forward`` returns the same tensor, which alone
-            gets its gradient.
+            ``forward``; ``None`` if that is unknown.
+        sizes: the sizes of each tensor output, if the graph is valid for these only and each run checks them;
+            otherwise empty.
+        attributes: output position and name of each attribute that ``forward`` sets on an output; only a
+            trace uses them, as ``saved``.
+        repeated: output position -> last position at which ``forward`` returns the same tensor; only that
+            position gets the gradient.
     """
 
     inputs: tuple[TensorType, ...]
@@ -109,7 +110,7 @@ class Result:
 
     @property
     def checked(self) -> bool:
-        """Whether each run checks that ``forward`` gives what the graph was made for."""
+        """True if each run checks that the results of ``forward`` are those that the graph was made for."""
         return not self.observed or bool(self.sizes or self.repeated)
 
     @property
@@ -120,27 +121,27 @@ class Result:
 
 @dataclass(eq=False)
 class Site:
-    """One call of a Function: which one, with what, and what comes of it.
+    """One call of a Function: the class, the arguments, and the result.
 
     Attributes:
-        func_name: qualified name of the Function, with ``#2`` and so on where two classes of one
+        func_name: qualified name of the Function, with ``#2`` and so on if several classes of one
             model share it.
         function: the class, or ``None`` while a loaded model's name is not resolved.
         arguments: one entry per argument of ``apply``: :data:`TENSOR` or the exact Python value.
         needs_input_grad: one entry per argument of ``apply``, as ``ctx.needs_input_grad`` shows it.
-        training: whether the model was exported in training mode.
-        internal: whether torch2ort made the site itself, to give an operator to PyTorch's kernel.
-        originals: positions of the arguments that are tensors of the model's or its caller's, and not
-            computed: forward gets those very objects where a run has them.
+        training: True if the model was exported in training mode.
+        internal: True if torch2ort made the site itself, to run an operator in PyTorch's kernel.
+        originals: positions of the arguments that are tensors of the model or its caller, not computed
+            ones: forward gets those very objects if a run has them.
         written_back: positions among these of the arguments that backward writes to.
-        fresh: positions of the arguments that hold lists, dicts and the like which the model's forward makes
-            anew for each call.
-        shared: ids of the containers inside of those that it does not make anew.
-        keeps_state: whether ``forward`` writes to an argument that the model holds.
-        remembers: whether ``forward`` writes to objects or tensors that outlive its call.
-        caught: what in the model's code catches exceptions of the call.
-        autocast: what autocast is set to where the call stands; ``None`` if it is off there.
-        result: what ``forward`` gives; ``None`` until the abstract run.
+        fresh: positions of the arguments that contain lists, dicts and other containers which the model's
+            forward makes again for each call.
+        shared: ids of the containers inside of those that it does not make again.
+        keeps_state: True if ``forward`` writes to an argument that the model holds.
+        remembers: True if ``forward`` writes to objects or tensors that outlive its call.
+        caught: handlers in the model's code that catch exceptions of the call.
+        autocast: settings of autocast at the call; ``None`` if it is off there.
+        result: result of ``forward``; ``None`` until the abstract run.
         shapes: shape of each tensor output in the trace; empty for a loaded site.
         key: name of this site that is unique in the process.
     """
@@ -174,12 +175,12 @@ class Site:
 
     @property
     def constants(self) -> dict[int, Any]:
-        """Argument position -> exact Python value, for the arguments that are no tensors."""
+        """Argument position -> exact Python value, for the arguments that are not tensors."""
         return {i: value for i, value in enumerate(self.arguments) if value is not TENSOR}
 
     @property
     def known_result(self) -> Result:
-        """The result; raises :class:`ExportError` if no abstract run has found it."""
+        """The result; :class:`ExportError` is raised if no abstract run has found it."""
         if self.result is None:
             raise ExportError(
                 f"{self.func_name}: the outputs of this call were never inferred; export the model again"
@@ -187,14 +188,14 @@ class Site:
         return self.result
 
     def call_arguments(self, tensors: list[torch.Tensor]) -> list[Any]:
-        """The arguments of one call: ``tensors`` at the tensor positions, constants elsewhere."""
+        """Return the arguments of one call: ``tensors`` at the tensor positions, constants elsewhere."""
         supply = iter(tensors)
         return [next(supply) if value is TENSOR else value for value in self.arguments]
 
 
 @dataclass(frozen=True, slots=True)
 class PythonOpSite:
-    """What a user sees of a site in ``ExportedModel.python_ops``.
+    """Public description of a site in ``ExportedModel.python_ops``.
 
     Attributes:
         func_name: qualified name of the Function (with ``#2``, ... where classes share a name).
@@ -210,20 +211,20 @@ class PythonOpSite:
 
 
 def qualified_name(function: type) -> str:
-    """``module.qualname`` of a class: the name that registries and files use."""
+    """Return ``module.qualname`` of a class, the name that registries and files use."""
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def site_by_key(key: str) -> Site:
-    """The live site of that key; ``KeyError`` if it is gone."""
+    """Return the live site of that key; raise ``KeyError`` if the site no longer exists."""
     return _live[key]
 
 
-# The opaque operator's string argument finds its site here. Weak, because the export owns its sites.
+# Sites by the opaque operator's string argument. References are weak, because the export owns its sites.
 _live: weakref.WeakValueDictionary[str, Site] = weakref.WeakValueDictionary()
 _serial = itertools.count()
 
 
 def needed_inputs(site: Site) -> tuple[int, ...]:
-    """Which of the site's tensor arguments, counted among themselves, need a gradient."""
+    """Return the site's tensor arguments that need a gradient, counted among the tensor arguments."""
     return tuple(i for i, p in enumerate(site.tensor_positions) if site.needs_input_grad[p])

@@ -1,7 +1,8 @@
-"""Whether a site that a file holds can be, and whether the node around it says the same.
+"""Validation of a site from a file, and of the attributes of the node that contains it.
 
-Runtimes trust what a node's attributes say: they reuse memory by them and reserve it. So nothing but what
-an export of that very site writes may reach a runtime.
+Runtimes trust a node's attributes: they reserve and reuse memory by them. So only the attributes that an
+export
+of that very site writes may reach a runtime.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch2ort.errors import ModelLoadError
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 
-# Of PyTorch's tensors, and of the native side's.
+# The largest rank of PyTorch's tensors, and of tensors in the native extension.
 MAX_RANK: Final = 64
 _POINTERS = frozenset({"input_pointer_scalars", "input_pointer_scalar_positions"})
 _CONSTANTS = frozenset(
@@ -31,11 +32,11 @@ _SHORT.maxstring = _SHORT.maxother = 60
 
 
 def check_site(site: Site, dtypes: Collection[torch.dtype]) -> None:
-    """Raise :class:`ValueError` if no call of a Function is as ``site`` says; names the field.
+    """Raise :class:`ValueError` with the field's name if no call of a Function can have these values.
 
     Args:
-        site: as a file has it.
-        dtypes: those that a graph can hold.
+        site: the site, as a file stores it.
+        dtypes: the dtypes that a graph supports.
     """
     result = site.known_result
     positions = site.tensor_positions
@@ -69,7 +70,7 @@ def check_site(site: Site, dtypes: Collection[torch.dtype]) -> None:
 
 
 def _check_sizes(result: Result, inputs: Mapping[int, TensorType]) -> None:
-    """Sizes are numbers, or those of dimensions that arguments have."""
+    """Check that sizes are numbers, or sizes of dimensions that arguments have."""
     if not result.sizes:
         return
     _same("sizes", len(result.sizes), "shapes", len(result.tensors), "tensor outputs")
@@ -85,7 +86,7 @@ def _check_sizes(result: Result, inputs: Mapping[int, TensorType]) -> None:
 
 
 def _check_written(site: Site, result: Result, outputs: Sequence[int]) -> None:
-    """A mutated argument that is an output is one of its type."""
+    """Check that a mutated argument that is an output has the output's dtype."""
     types = dict(zip(site.tensor_positions, result.inputs, strict=True))
     pairs = [(argument, result.tensors[outputs.index(output)]) for output, argument in result.returned_inputs]
     pairs += zip(result.hidden, result.tensors[len(outputs) :], strict=True)
@@ -119,17 +120,17 @@ def _check_map(
 
 
 def check_node(node: onnx.NodeProto, site: Site, expected: Mapping[str, Any]) -> None:
-    """Compare a node of a file with the site that it holds.
+    """Compare a node of a file with the site that it contains.
 
-    Addresses are not compared: nobody looks at them, and no session gets them.
+    Addresses are not compared: they are unused, and no session gets them.
 
     Args:
         node: PythonOp, or the ATen node of one of PyTorch's kernels.
-        site: what its own attribute says.
-        expected: the attributes that an export gives the node of such a site.
+        site: the site in the node's own attribute.
+        expected: the attributes that an export writes for the node of such a site.
 
     Raises:
-        ModelLoadError: they differ; names the attribute, what it says and what was expected.
+        ModelLoadError: they differ; the message names the attribute, its value and the expected value.
     """
     given = {a.name: a for a in node.attribute}
     if len(given) != len(node.attribute):
@@ -159,7 +160,7 @@ def _disagreement(node: onnx.NodeProto, site: Site, what: str) -> ModelLoadError
 
 
 def _read(attribute: onnx.AttributeProto) -> Any:
-    """The value: ``int``, ``str``, or a list of ``int`` or ``float``; for another type its name."""
+    """Return the value: ``int``, ``str``, or a list of ``int`` or ``float``; for another type its name."""
     kinds = onnx.AttributeProto
     if attribute.ref_attr_name:
         return f"that of a function's attribute {attribute.ref_attr_name!r}"
@@ -175,7 +176,7 @@ def _read(attribute: onnx.AttributeProto) -> Any:
 def _equal(given: Any, expected: Any) -> bool:
     if isinstance(given, list) and isinstance(expected, list):
         return len(given) == len(expected) and all(map(_equal, given, expected))
-    # Not a number is what it is, too.
+    # NaN equals NaN here.
     return type(given) is type(expected) and (given == expected or given != given != expected != expected)
 
 

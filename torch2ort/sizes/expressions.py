@@ -19,7 +19,7 @@ from sympy.printing.str import StrPrinter
 
 
 def symbol(name: str) -> sympy.Symbol:
-    """The symbol of that name, with the same assumptions for everyone, so that equal names are equal."""
+    """Return the symbol called ``name``, always with the same assumptions: equal names are equal symbols."""
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
@@ -60,13 +60,13 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 @functools.lru_cache(maxsize=4096)
 def parse(text: str) -> sympy.Expr:
-    """The size that ``text`` stands for.
+    """Return the size that ``text`` denotes.
 
     >>> parse("2*batch + 1")
     2*batch + 1
 
     Raises:
-        ValueError: ``text`` is no arithmetic of names and whole numbers.
+        ValueError: ``text`` is not arithmetic over names and integers.
     """
     try:
         return _build(ast.parse(text.strip(), mode="eval").body)
@@ -89,7 +89,7 @@ def _build(node: ast.expr) -> sympy.Expr:
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]
-    """Prints sizes as Python would compute them."""
+    """Printer of sizes as Python expressions."""
 
     def _print_floor(self, expr: Any) -> str:
         above, below = sympy.together(expr.args[0]).as_numer_denom()
@@ -123,7 +123,7 @@ class _Printer(StrPrinter):  # type: ignore[misc]
 
 
 def text(size: int | sympy.Expr) -> str:
-    """How a graph writes ``size``, without blanks.
+    """Return ``size`` as a graph writes it, without spaces.
 
     >>> text(parse("seq + 1")), text(parse("(2*seq)//3"))
     ('seq+1', '(2*seq)//3')
@@ -133,10 +133,10 @@ def text(size: int | sympy.Expr) -> str:
 
 
 def plain(expr: sympy.Basic, names: Mapping[str, sympy.Expr]) -> sympy.Expr:
-    """``expr`` of torch without torch's own functions, its symbols replaced by what ``names`` says.
+    """Return torch's ``expr`` without torch's own functions, its symbols replaced by the sizes in ``names``.
 
     Raises:
-        ValueError: it holds a function that sizes do not have here.
+        ValueError: ``expr`` contains a function that sizes do not have here.
     """
     if expr.is_Symbol:
         return names.get(str(expr), symbol(str(expr)))
@@ -152,7 +152,7 @@ def plain(expr: sympy.Basic, names: Mapping[str, sympy.Expr]) -> sympy.Expr:
 
 
 def evaluate(expr: sympy.Expr, values: Mapping[str, Any]) -> Any:
-    """The value of ``expr``.
+    """Return the value of ``expr``.
 
     Args:
         expr: a plain size.
@@ -160,7 +160,7 @@ def evaluate(expr: sympy.Expr, values: Mapping[str, Any]) -> Any:
 
     Raises:
         KeyError: a symbol has no value.
-        ValueError: the expression is no size.
+        ValueError: the expression is not a size.
     """
     if expr.is_Symbol:
         return values[expr.name]
@@ -171,7 +171,7 @@ def evaluate(expr: sympy.Expr, values: Mapping[str, Any]) -> Any:
         return above // below if isinstance(expr, sympy.floor) else -((-above) // below)
     above, below = sympy.together(expr).as_numer_denom()
     if below != 1:
-        # A size is whole, so that this division leaves nothing.
+        # A size is an integer, so this division has no remainder.
         return evaluate(above, values) // evaluate(below, values)
     args = [evaluate(a, values) for a in expr.args]
     if expr.is_Add:

@@ -1,4 +1,4 @@
-"""How a tensor lies in memory, as far as a graph is made from it."""
+"""Memory layout of tensors, as far as a graph depends on it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import torch
 
 
 def memory_form(tensor: torch.Tensor, *, strides: bool = False, offset: bool = False) -> Hashable:
-    """What eager PyTorch computes by of how a tensor lies in memory, in a value that compares and prints.
+    """Return what eager PyTorch's results depend on in a tensor's memory layout, as a comparable value.
 
-    `reshape`, `contiguous` and `flatten` give a view of some tensors and a copy of others, which shows where
-    somebody writes to it, and random numbers go to the elements in the order in which they lie. Both follow
-    from the order of the dimensions and from which of them lie side by side without a gap, and that is the
+    `reshape`, `contiguous` and `flatten` return a view of some tensors and a copy of others, which matters
+    where the result is written to. Random numbers are assigned to the elements in their order in memory. Both
+    depend on the order of the dimensions and on which of them are adjacent without a gap, and that is the
     same for all sizes.
 
     Args:
         tensor: an input.
-        strides: whether code may ask for them, too. Those of a contiguous tensor follow from its sizes.
-        offset: whether code may ask where the tensor begins.
+        strides: True if code may read the strides, too. Those of a contiguous tensor follow from its sizes.
+        offset: True if code may read where the tensor begins.
 
     Returns:
-        ``None`` for a contiguous tensor of which nothing more is asked.
+        ``None`` for a contiguous tensor if no code reads more than that.
     """
     if tensor.layout is not torch.strided:
         return str(tensor.layout)
     if offset:
         return tensor.storage_offset(), _strides(tensor)
-    # Of a tensor without elements every order of memory is contiguous.
+    # A tensor without elements is contiguous in every memory format.
     if tensor.is_contiguous() and not (strides and tensor.numel() == 0):
         return None
     return _strides(tensor) if strides else _form(tensor)
 
 
 def _strides(tensor: torch.Tensor) -> Hashable:
-    """The formats in which a tensor is contiguous, or if it is in none, its strides."""
+    """Return the memory formats in which a tensor is contiguous; its strides if there are none."""
     formats = [torch.contiguous_format]
     formats += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(tensor.dim(), [])
     contiguous = tuple([tensor.is_contiguous(memory_format=format) for format in formats])
@@ -42,7 +42,7 @@ def _strides(tensor: torch.Tensor) -> Hashable:
 
 
 def _form(tensor: torch.Tensor) -> Hashable:
-    """The order of the dimensions, which of them lie side by side, and the strides of 0 and 1."""
+    """Return the order of the dimensions, the adjacent ones, and the strides of 0 and 1."""
     places = [
         (axis, size, stride)
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
@@ -56,7 +56,7 @@ def _form(tensor: torch.Tensor) -> Hashable:
 
 
 def form_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Makes a tensor of any numbers that is like another one, and does not hold that one."""
+    """Return a function that makes an uninitialized tensor like ``tensor`` and holds no reference to it."""
     size, stride, dtype, device = tensor.size(), tensor.stride(), tensor.dtype, tensor.device
     is_parameter, requires_grad = isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
 

@@ -23,14 +23,15 @@ size_hint = private.size_hint
 symbols_of = private.symbols_of
 unbound_values = private.unbound_values
 
-# Per trace: sizes that a shape inferer gave a name to -> the key of the site that made it, and the size.
+# Per trace: the name that a shape inferer gave to a size -> the key of the site that made the size, and the
+# size.
 _named: weakref.WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = weakref.WeakKeyDictionary()
-# Per trace: every symbol that such a size ever had. torch traces a program more than once.
+# Per trace: each symbol that such a size has had -> its name. torch traces a program more than once.
 _names: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
 def decided_sizes(tensors: Iterable[torch.Tensor]) -> Callable[[], int] | None:
-    """What tells how many sizes that values decide there are by now, in the trace that tensors are of.
+    """Return a function that counts the data-dependent sizes made so far in the trace of some tensors.
 
     Returns:
         The function; ``None`` if no tensor is fake.
@@ -43,7 +44,7 @@ def decided_sizes(tensors: Iterable[torch.Tensor]) -> Callable[[], int] | None:
 
 
 def other_numbers(tensors: Sequence[torch.Tensor]) -> Callable[[int | torch.SymInt], int] | None:
-    """What gives each size of some tensors in another sample of the model's: multiples of those in this one.
+    """Return a function from each size of some tensors to that in another sample, a multiple of it.
 
     Returns:
         The function; ``None`` if no size varies.
@@ -63,17 +64,17 @@ def other_numbers(tensors: Sequence[torch.Tensor]) -> Callable[[int | torch.SymI
 
 
 def is_constant(size: int | torch.SymInt) -> bool:
-    """Whether a size is a number, also one that a symbol was taken for."""
+    """Return True if a size is a number, or a symbol that the trace replaced by a number."""
     return isinstance(size, int) or bool(private.expression(size).is_number)
 
 
 def is_number(value: object) -> bool:
-    """Whether what a node of a program gives is a number, known or not."""
+    """Return True if the result of a program's node is a number, known or symbolic."""
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def size_names(traced: torch.Tensor) -> dict[str, sympy.Expr]:
-    """Name of torch's symbol -> what a graph calls it, for the trace that ``traced`` is of."""
+    """Return name of torch's symbol -> its expression in a graph, for the trace of ``traced``."""
     environment = private.environment(traced)
     if environment is None:
         return {}
@@ -84,7 +85,7 @@ def size_names(traced: torch.Tensor) -> dict[str, sympy.Expr]:
 
 
 def program_size_names(program: torch.export.ExportedProgram) -> dict[str, sympy.Expr]:
-    """:func:`size_names` of the trace that gave ``program``."""
+    """Return :func:`size_names` of the trace that made ``program``."""
     for node in program.graph.nodes:
         if isinstance(node.meta.get("val"), torch.Tensor):
             return size_names(node.meta["val"])
@@ -92,14 +93,14 @@ def program_size_names(program: torch.export.ExportedProgram) -> dict[str, sympy
 
 
 def name_sizes(inputs: Sequence[torch.Tensor], names: Sequence[Mapping[int, str]]) -> bool:
-    """Give sizes of a trace's inputs, which torch chose symbols for, the names of ``dynamic_shapes``.
+    """Give the sizes of a trace's inputs, for which torch chose symbols, the names of ``dynamic_shapes``.
 
     Args:
-        inputs: of the trace.
-        names: of each, dimension -> name.
+        inputs: the inputs of the trace.
+        names: for each input, dimension -> name.
 
     Returns:
-        Whether the sizes vary as the names say; if not, none has got a name.
+        True if the sizes vary as the names say. Otherwise no size was named.
     """
     symbols: dict[str, sympy.Basic] = {}
     for tensor, named_dimensions in zip(inputs, names, strict=True):
@@ -116,12 +117,12 @@ def name_sizes(inputs: Sequence[torch.Tensor], names: Sequence[Mapping[int, str]
 
 
 def named(size: int | torch.SymInt, names: Mapping[str, sympy.Expr]) -> int | str:
-    """``size`` as a graph writes it."""
+    """Return ``size`` as a graph writes it."""
     return size if isinstance(size, int) else sizes.text(sizes.plain(private.expression(size), names))
 
 
 def named_symbol(symbol: sympy.Basic, names: Mapping[str, sympy.Expr]) -> str:
-    """A symbol of torch's as a graph writes it."""
+    """Return a symbol of torch as a graph writes it."""
     return sizes.text(sizes.plain(symbol, names))
 
 
@@ -131,7 +132,7 @@ class SizeSpace:
     Args:
         tensors: the arguments, fake.
         site_key: key of the call.
-        new_size: makes a size that nothing is known of.
+        new_size: makes a size about which nothing is known.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class SizeSpace:
         self._environment = private.environment(tensors[0]) if tensors else None
         self._names = size_names(tensors[0]) if tensors else {}
         self._values: dict[str, Any] = {}
-        # Those of the arguments as they are: of a view's size no dimension may have the symbol itself.
+        # The arguments' own sizes by expression: no dimension need have a symbol of a view's size by itself.
         self._given: dict[Any, Any] = {}
         for size in (d for t in tensors for d in t.shape if not isinstance(d, int)):
             expression = self.expression(size)
@@ -154,13 +155,13 @@ class SizeSpace:
                 self._note(symbol)
 
     def expression(self, size: int | torch.SymInt) -> int | sympy.Expr:
-        """``size`` over named symbols; a number stays one."""
+        """Return ``size`` over named symbols; a number is returned unchanged."""
         if isinstance(size, int):
             return size
         return sizes.plain(private.expression(size), self._names)
 
     def size(self, dim: int | sympy.Expr | None) -> int | torch.SymInt:
-        """The size that an expression stands for; a new one for ``None``.
+        """Return the size that an expression denotes; a new one for ``None``.
 
         A name that the trace does not know becomes a new size, the same for every call that uses the
         name.
@@ -177,7 +178,7 @@ class SizeSpace:
         return size
 
     def hint(self, dim: sympy.Expr) -> int | None:
-        """The number that ``dim`` had in the sample; ``None`` where a symbol of it had none."""
+        """Return the number that ``dim`` had in the sample; ``None`` if one of its symbols had none."""
         hints: dict[str, int] = {}
         for name in (s.name for s in dim.free_symbols):
             value = self._values.get(name)
@@ -188,7 +189,7 @@ class SizeSpace:
         return number
 
     def _note(self, symbol: sympy.Symbol) -> None:
-        """Note the size that a symbol of the trace stands for, unless a dimension is that."""
+        """Record the size of a symbol of the trace, unless the symbol is itself the size of a dimension."""
         named = sizes.plain(symbol, self._names)
         if isinstance(named, sympy.Symbol) and named.name not in self._values:
             self._values[named.name] = private.size_of(symbol, self._environment)
@@ -199,7 +200,7 @@ class SizeSpace:
         return self._values[name]
 
     def _declared(self, name: str) -> Any:
-        """The size of a dimension of ``dynamic_shapes`` that is none of this call's."""
+        """Return the size of a dimension of ``dynamic_shapes`` that no argument of this call has."""
         if self._environment is None:
             return None
         for variable, declared in private.named_symbols(self._environment).items():
@@ -212,7 +213,7 @@ class SizeSpace:
             return self._new_size()
         known = _named.setdefault(self._environment, {})
         owner, size = known.get(name, (self._site_key, None))
-        # A site that is traced again makes its size again, for torch ties it to the site's node.
+        # A site that is traced again makes a new size, because torch ties the size to the site's node.
         if owner == self._site_key:
             size = self._new_size()
             known[name] = (self._site_key, size)

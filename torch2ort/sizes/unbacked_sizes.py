@@ -1,7 +1,8 @@
-"""Sizes that torch.export took for others although only a run tells them.
+"""Data-dependent sizes that torch.export assumed to be equal to other sizes.
 
-Where a size of 1 would be broadcast and nobody knows the size, it takes it for the other size, writes a check
-into the program, and goes on with what it took. The checks are no part of a graph.
+Where an unknown size would be broadcast if it were 1, torch.export assumes that it equals the other size,
+writes
+a check into the program, and continues with the assumption. A graph does not contain these checks.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _BY_STATISTICS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_nor
 
 
 class Conditions(NamedTuple):
-    """How many conditions on sizes a trace, and all that was made of its program, rely on; they only grow.
+    """Numbers of conditions on sizes that a trace and its program's later forms rely on; they only grow.
 
     Attributes:
-        on_inputs: on sizes of inputs.
-        on_values: on sizes that only a run tells.
+        on_inputs: conditions on sizes of inputs.
+        on_values: conditions on data-dependent sizes.
     """
 
     on_inputs: int
@@ -40,7 +41,7 @@ class Conditions(NamedTuple):
 
 
 def conditions(graph: torch.fx.Graph) -> Conditions:
-    """Those of the trace of a program by now."""
+    """Return the current numbers for the trace of a program."""
     environment = _environment(graph)
     if environment is None:
         return Conditions(0, 0)
@@ -48,15 +49,15 @@ def conditions(graph: torch.fx.Graph) -> Conditions:
 
 
 def added_conditions(graph: torch.fx.Graph, known: Conditions, inputs: Sequence[torch.Tensor]) -> list[str]:
-    """The conditions on sizes of inputs that were added since, over ``size(input, dimension)``.
+    """Return the conditions on sizes of inputs added since ``known``, over ``size(input, dimension)``.
 
     Args:
-        graph: of the traced program.
-        known: what there was then.
+        graph: the graph of the traced program.
+        known: the earlier numbers of conditions.
         inputs: the traced inputs, in order.
 
     Raises:
-        UnsupportedOperatorError: the sizes of the inputs do not tell whether one holds.
+        UnsupportedOperatorError: the sizes of the inputs do not determine whether a condition holds.
     """
     environment = _environment(graph)
     added = [] if environment is None else private.guards(environment)[known.on_inputs :]
@@ -71,18 +72,18 @@ def added_conditions(graph: torch.fx.Graph, known: Conditions, inputs: Sequence[
 
 
 def line_of_last_condition(graph: torch.fx.Graph) -> str:
-    """The last condition on sizes of inputs that was made, and the line of the model that it comes from."""
+    """Return the last condition made on sizes of inputs, and the line of the model that it comes from."""
     condition, line = _conditions_with_lines(graph)[-1]
     return f"{condition}{' at ' * bool(line)}{line}"
 
 
 def lines_of_conditions(graph: torch.fx.Graph) -> dict[str, str]:
-    """Conditions on sizes of inputs, over ``size(input, dimension)`` -> the line of the model of each."""
+    """Return condition on sizes of inputs, over ``size(input, dimension)`` -> the line of the model."""
     return dict(_conditions_with_lines(graph))
 
 
 def _conditions_with_lines(graph: torch.fx.Graph) -> list[tuple[str, str]]:
-    """Each condition, over torch's symbols where no input has one of its sizes, and its line."""
+    """Return each condition and its line; it is over torch's symbols if no input has one of its sizes."""
     environment = _environment(graph)
     if environment is None:
         return []
@@ -99,17 +100,17 @@ def _conditions_with_lines(graph: torch.fx.Graph) -> list[tuple[str, str]]:
 
 
 def readable_condition(text: str) -> str:
-    """A condition of torch's with each size as ``size(input, dimension)``."""
+    """Return a condition of torch with each size written as ``size(input, dimension)``."""
     return re.sub(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]", r"size(\1, \2)", text)
 
 
 def conditions_of_statistics(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> list[str]:
-    """That each channel has several values where a normalization takes their variance, as eager PyTorch asks.
+    """Return the conditions that normalizations get several values per channel for their variance.
 
-    A trace does not: it takes no size that varies for 1.
+    Eager PyTorch requires it. A trace does not, because it assumes that no varying size is 1.
 
     Args:
-        graph: of a program as it was traced.
+        graph: the graph of a program as it was traced.
         inputs: the traced inputs, in order.
     """
     texts = _texts(inputs)
@@ -120,7 +121,7 @@ def conditions_of_statistics(graph: torch.fx.Graph, inputs: Sequence[torch.Tenso
         rows, _, *others = node.args[0].meta["val"].shape
         count = math.prod(others, start=rows if node.target is torch.ops.aten.batch_norm.default else 1)
         if isinstance(count, torch.SymInt):
-            # Sizes that values decide are in no input.
+            # A data-dependent size is the size of no input.
             with contextlib.suppress(KeyError):
                 found[private.python_text(sympy.Gt(count.node.expr, 1, evaluate=False), texts)] = None
     return list(found)
@@ -133,27 +134,27 @@ def _texts(inputs: Sequence[torch.Tensor]) -> dict[str, str]:
 
 
 def assumed(graph: torch.fx.Graph) -> list[sympy.Expr]:
-    """What the trace of a graph took sizes for that only a run tells, since :func:`forget_assumed`."""
+    """Return the conditions on data-dependent sizes that a trace assumed since :func:`forget_assumed`."""
     environment = _environment(graph)
     return [] if environment is None else private.assumed(environment)
 
 
 def forget_assumed(graph: torch.fx.Graph) -> None:
-    """Have :func:`assumed` begin anew."""
+    """Discard the conditions that :func:`assumed` returns."""
     environment = _environment(graph)
     if environment is not None:
         private.forget_assumed(environment)
 
 
 def take_for_one(graph: torch.fx.Graph, names: Mapping[sympy.Symbol, sympy.Symbol]) -> None:
-    """Have the trace of a graph know that some sizes, which only a run tells, have the names of others."""
+    """Tell the trace of a graph that some data-dependent sizes are other names of given ones."""
     environment = _environment(graph)
     if environment is not None:
         private.take_for_one(environment, names)
 
 
 def forget_new_sizes(graph: torch.fx.Graph) -> None:
-    """Let go of sizes that only a run tells, which an earlier trace made and no tensor of a later one has."""
+    """Discard data-dependent sizes that an earlier trace made and no tensor of a later one has."""
     environment = _environment(graph)
     if environment is not None:
         private.forget_new_sizes(environment)
@@ -165,15 +166,15 @@ def _environment(graph: torch.fx.Graph) -> Any:
 
 
 def takes_for_equal(program: torch.export.ExportedProgram) -> bool:
-    """Whether a size was taken for another one, be it that eager would raise if they differ."""
+    """Return True if a size was assumed to equal another, even where eager PyTorch raises if they differ."""
     return any(node.target is operator.eq for node in _conditions(program))
 
 
 def expands_unknown(program: torch.export.ExportedProgram) -> torch.fx.Node | None:
-    """A node of an ``expand`` of such a size: by what was taken it does nothing, and the graph lacks it."""
+    """Return a node of an ``expand`` of such a size: the assumption makes it a no-op that the graph lacks."""
     conditions = _conditions(program)
     for node in conditions:
-        # That it is 1 or the size wanted, and then that it is the latter.
+        # One check says that the size is 1 or the wanted one, and another that it is the wanted one.
         if node.target is operator.or_ and any(part in conditions for part in node.args):
             return node
     return None

@@ -385,7 +385,7 @@ def test_the_rank_counts_for_those_who_ask_for_it(tmp_path):
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False]
 
 
-OUTSIDE = "keeps what it is outside of Python, where it cannot be compared between processes"
+OUTSIDE = "keeps its state outside of Python, where it cannot be compared between processes"
 
 
 @pytest.mark.parametrize(
@@ -425,8 +425,8 @@ OUTSIDE = "keeps what it is outside of Python, where it cannot be compared betwe
         pytest.param(
             "return 1.0\n",
             "return helper(torch.ops.mylib).bias()\n",
-            "code net.bias: torch.ops.mylib as a whole holds operators that somebody registered, and which "
-            "of them are called cannot be seen. Name each, as torch.ops.mylib.name",
+            "code net.bias: torch.ops.mylib as a whole contains registered operators, and it cannot be seen "
+            "which of them are called. Name each, as torch.ops.mylib.name",
             id="a namespace of operators",
         ),
         pytest.param(

@@ -158,9 +158,9 @@ def test_a_backward_that_computes_the_same_for_contiguous_gradients_trains(quest
 def test_a_backward_that_computes_something_else_for_them_is_refused(question) -> None:
     assert_refused(
         lambda h, seen: Backward.apply(h, OTHERWISE[question]),
-        "Backward: backward asks how tensors lie in memory and computes other values for contiguous ones, "
-        "which all are in a graph. Call .contiguous() on the gradients at its begin, or let it compute the "
-        "same for both",
+        "Backward: backward reads the memory layout of tensors and computes other values for contiguous "
+        "ones, and in a graph all are contiguous. Call .contiguous() on the gradients at its start, or make "
+        "it compute the same for both",
     )
 
 
@@ -169,7 +169,7 @@ def test_a_backward_that_asks_where_an_argument_comes_from_is_refused(name) -> N
     assert_refused(
         lambda h, seen: Backward.apply(h, lambda x, y, grad: grad * (2 if getattr(x, name) else 3)),
         f"Backward: backward asks for {name} of argument 0, which in a graph has no history: each run would "
-        "answer as for a leaf that is no view. Ask in front of apply, and pass the answer as an argument",
+        "answer as for a leaf that is not a view. Read it before apply, and pass the answer as an argument",
     )
 
 
@@ -203,17 +203,17 @@ def test_a_forward_that_hooks_a_gradient_of_the_graph_is_refused(name) -> None:
 
     assert_refused(
         lambda h, seen: Forward.apply(h, run),
-        f"Forward: forward calls {name}() of argument 0, whose gradient a graph has not outside of itself. "
-        "Do in backward what is to be done with it",
+        f"Forward: forward calls {name}() of argument 0, whose gradient exists only inside of a graph. "
+        "Process the gradient in backward instead",
     )
 
 
 def test_a_forward_that_backpropagates_into_the_model_is_refused() -> None:
     assert_refused(
         lambda h, seen: Forward.apply(h, lambda x: (x**3).sum().backward()),
-        "Forward: forward calls backward() through argument 0, which reaches on to what computed it in eager "
-        "PyTorch, and ends there in a graph. Call it on a detach() of the argument, or take "
-        "torch.autograd.grad",
+        "Forward: forward calls backward() through argument 0, which in eager PyTorch continues to the "
+        "operators that computed it, and in a graph ends there. Call it on a detach() of the argument, or "
+        "use torch.autograd.grad",
     )
 
 

@@ -225,7 +225,7 @@ def test_another_size_than_the_one_that_was_needed_is_refused():
     assert str(caught.value) == (
         "tests.pythonop.abstract_run.test_data_dependent_forward.Padded: output 0 of forward has shape "
         "[3, 5], but the graph was exported for [3, 4]: forward runs on real tensors only, and the "
-        "model's code needs to know the sizes of what it gives. Say them with "
+        "model's code needs to know the sizes of its outputs. Declare them with "
         "torch2ort.register_shape_inferer"
     )
 

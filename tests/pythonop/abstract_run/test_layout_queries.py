@@ -74,9 +74,9 @@ def test_a_forward_that_computes_the_same_for_contiguous_arguments_trains(questi
 def test_a_forward_that_computes_something_else_for_them_is_refused(question, laid_out) -> None:
     module = torch2ort.ORTModule(Model(OTHERWISE[question], laid_out))
     expected = (
-        f"{Asks.__module__}.Asks: forward asks how its arguments lie in memory and computes other values for "
-        f"contiguous ones, which all are in a graph. Call .contiguous() on them in front of apply, or let "
-        f"forward compute the same for both"
+        f"{Asks.__module__}.Asks: forward reads the memory layout of its arguments and computes other values "
+        f"for contiguous ones, and in a graph all are contiguous. Call .contiguous() on them before apply, "
+        f"or make forward compute the same for both"
     )
     with pytest.raises(torch2ort.ExportError, match=re.escape(expected)):
         module(torch.randn(3, 4))
@@ -99,8 +99,8 @@ def test_a_forward_that_asks_where_an_argument_comes_from_is_refused(name) -> No
     module = torch2ort.ORTModule(Model(HISTORY[name], transposed))
     expected = (
         f"{Asks.__module__}.Asks: forward asks for {name} of argument 0, which in a graph has no history: "
-        f"each run would answer as for a leaf that is no view. Ask in front of apply, and pass the answer as "
-        f"an argument"
+        f"each run would answer as for a leaf that is not a view. Read it before apply, and pass the answer "
+        f"as an argument"
     )
     with pytest.raises(torch2ort.ExportError, match=re.escape(expected)):
         module(torch.randn(3, 4))

@@ -188,9 +188,9 @@ def test_what_steps_on_unseen_is_refused_where_the_model_makes_it_anew(kind, wit
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.ORTModule(model)(torch.randn(3, 4))
     assert str(caught.value) == (
-        f"{__name__}.Draws: argument 1 is or holds a {kind.partition(',')[0]} that the model makes anew in "
-        f"each of its calls, and a graph has one for all calls, which steps on. Make it in the Function's "
-        f"forward, out of arguments such as a list or a seed"
+        f"{__name__}.Draws: argument 1 is or holds a {kind.partition(',')[0]} that the model creates in "
+        f"each of its calls, and a graph has one for all calls, which advances. Create it in the Function's "
+        f"forward, from arguments such as a list or a seed"
     )
 
 
@@ -312,9 +312,9 @@ def test_a_tensor_that_cannot_be_taken_away_is_refused():
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.export(Around(lambda model, h: Leaks.apply(h)), torch.randn(3, 4))
     assert str(caught.value) == (
-        f"{__name__}.Leaks: forward keeps a tensor where an export cannot take it away again, and it is none "
-        f"of a run's: export runs forward once to see what it gives. Keep tensors in an attribute of the "
-        f"Function, of an argument or of the model, in a global or a closure"
+        f"{__name__}.Leaks: forward keeps a tensor where an export cannot remove it, and it is not the "
+        f"tensor of a run: export runs forward once to learn its outputs. Keep tensors in an attribute of "
+        f"the Function, of an argument or of the model, in a global or a closure"
     )
 
 
@@ -358,8 +358,8 @@ def test_an_object_made_anew_for_two_calls_that_write_to_it_is_refused():
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.export(Around(call), torch.randn(3, 4))
     assert str(caught.value) == (
-        f"{__name__}.Counts: forward writes to argument 1, an object that the model makes anew in each of "
-        f"its calls and gives to several Functions. Let the model hold it in an attribute, or return from "
+        f"{__name__}.Counts: forward writes to argument 1, an object that the model creates in each of "
+        f"its calls and passes to several Functions. Let the model hold it in an attribute, or return from "
         f"forward what it writes"
     )
 

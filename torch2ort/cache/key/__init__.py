@@ -1,1 +1,1 @@
-"""What could change a graph: the walk over all that forward reaches, and the key made of it."""
+"""Dependencies of a graph: the walk over everything that forward reaches, and the key made of it."""

@@ -1,8 +1,9 @@
-"""What a piece of compiled Python code is, and which names it uses.
+"""Identity of compiled Python code, and the names that it uses.
 
-Bytecode is read, not source text: it is what runs, while a source file may have changed since it was
-imported. Line numbers, file names and comments are no part of it. Each Python has operations of its own: of
-one that is none of :data:`KNOWN_PYTHONS`, nothing is read.
+Bytecode is read instead of source text, because bytecode runs, and a source file may have changed since it
+was
+imported. Line numbers, file names and comments are no part of it. Each Python has its own operations: only
+the bytecode of :data:`KNOWN_PYTHONS` is read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from torch2ort.cache.key.constant_bytes import atom, form
 
-# Those whose operations the tests compare with what `dis` tells.
+# The versions whose operations the tests compare with the output of `dis`.
 KNOWN_PYTHONS = ((3, 10), (3, 11), (3, 12), (3, 13))
 
 _GLOBAL_NAMES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -31,7 +32,7 @@ _FLAG_BITS = {
 }
 
 
-# Without what only the compiler uses between two of its steps; from 3.12 on the table holds that, too.
+# Without the pseudo-operations that only the compiler uses; from 3.12 on the table contains these, too.
 _NUMBERS = {name: number for name, number in opcode.opmap.items() if number < 256}
 
 
@@ -52,23 +53,23 @@ _CONSTANT = _NUMBERS["LOAD_CONST"]
 _MATCH_CLASS = _NUMBERS["MATCH_CLASS"]
 _CALLS = _codes("CALL", "PRECALL", "CALL_FUNCTION")
 _EXTENDED = opcode.EXTENDED_ARG
-# Before or after the name of what is called, and in front of every operation that is told apart here.
+# Operations before or after the name of a callee, and in front of each operation that is distinguished here.
 _SILENT = _codes("CACHE", "PUSH_NULL") | {_EXTENDED}
 
 
 def _any_of(codes: Collection[int]) -> bytes:
-    """A regular expression for one byte out of ``codes``."""
+    """Return a regular expression for one byte out of ``codes``."""
     return b"[%s]" % b"".join(re.escape(bytes([code])) for code in codes) if codes else b"(?!)"
 
 
-# In the operations alone, without their arguments: a global variable and the attributes that are read from it
-# at once, and what else tells something.
+# Patterns over the operations alone, without their arguments: a global variable and the attributes that are
+# read from it at once, and the other operations of interest.
 _CACHES = b"(?:%s)*" % _any_of(_codes("CACHE"))
 _ATTRIBUTE = b"%s*%s%s" % (_any_of({_EXTENDED}), _any_of(_ATTRIBUTES), _CACHES)
 _CHAIN = b"%s%s((?:%s)*)" % (_any_of(_GLOBALS), _CACHES, _ATTRIBUTE)
 _TELLING = re.compile(b"%s|%s" % (_CHAIN, _any_of({_IMPORT, _IMPORT_FROM, _MATCH_CLASS})))
 
-# With these, code can read an attribute whose name stands nowhere in it.
+# With these, code can read an attribute whose name it does not contain.
 _REFLECTION = frozenset({"vars", "dir", "__dict__", "attrgetter", "methodcaller", "__getattribute__"})
 
 
@@ -80,9 +81,9 @@ class Uses:
         chains: ``("torch", "nn", "functional")`` for ``torch.nn.functional``: a global variable and the
             attributes that are read from it at once.
         imports: modules that the code itself imports, with a dot in front for each level of a relative
-            import -> the names that it takes from them.
-        names: every attribute and global, and every string that ``getattr`` could be given.
-        any_name: whether the code may read an attribute whose name is made while it runs.
+            import -> the names that it imports from them.
+        names: every attribute and global, and every string that could be an argument of ``getattr``.
+        any_name: True if the code may read an attribute whose name is computed at run time.
     """
 
     chains: dict[tuple[str, ...], None] = field(default_factory=dict)
@@ -91,12 +92,12 @@ class Uses:
     any_name: bool = False
 
 
-# Each start of a model has two walks, and layers share their code.
+# Each start of a model walks twice, and layers share their code.
 @functools.lru_cache(maxsize=4096)
 def uses_of(code: CodeType) -> Uses:
-    """The names that ``code`` uses, with those of the functions, classes and lambdas inside it.
+    """Return the names that ``code`` uses, with those of the functions, classes and lambdas inside it.
 
-    Of equal code it is one object, which nobody changes.
+    Equal code shares one object, which callers must not change.
     """
     uses = Uses()
     for part in _with_nested(code):
@@ -106,7 +107,7 @@ def uses_of(code: CodeType) -> Uses:
 
 
 def code_bytes(code: CodeType) -> bytes:
-    """Equal bytes if and only if two pieces of code do the same with the same values."""
+    """Return bytes that are equal if and only if two pieces of code do the same with the same values."""
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     parts = [form(b"b", code.co_code), form(b"b", getattr(code, "co_exceptiontable", b""))]
@@ -133,12 +134,12 @@ def _read(code: CodeType, uses: Uses) -> None:
     uses.names.update(_identifiers(constants))
     operations, arguments = bytecode[::2], _arguments(bytecode)
     taken: list[str] = []
-    # Found by a regular expression, as a model's code has some ten thousand operations.
+    # A regular expression finds them, because a model's code has some ten thousand operations.
     for found in _TELLING.finditer(operations):
         first, end = found.span()
         operation = operations[first]
         if operation == _MATCH_CLASS:
-            uses.any_name = True  # positions of a pattern are names that the class says
+            uses.any_name = True  # the class maps positions of a pattern to names
             continue
         name = names[arguments[first] >> _SHIFTS[operation]]
         if operation in _GLOBALS:
@@ -157,13 +158,13 @@ def _read(code: CodeType, uses: Uses) -> None:
             level, listed = list(_operations(bytecode[: 2 * first]))[-2:]
             taken = uses.imports.setdefault("." * _pushed_number(level, constants) + name, [])
             if constants[listed[1]] is None:
-                taken = []  # of `import a.b as c`, which takes the module itself
+                taken = []  # `import a.b as c` imports the module itself
         else:
             taken.append(name)
 
 
 def _arguments(bytecode: bytes) -> Sequence[int]:
-    """The argument of each operation."""
+    """Return the argument of each operation."""
     operations, arguments = bytecode[::2], bytecode[1::2]
     if _EXTENDED not in operations:
         return arguments
@@ -189,7 +190,7 @@ def _pushed_number(operation: tuple[int, int], constants: Sequence[Any]) -> int:
 
 
 def _gets_constant(following: Iterator[tuple[int, int]], constants: Sequence[Any]) -> bool:
-    """Whether what follows ``getattr`` is a call with a value, a constant name, and at most a default."""
+    """Return True if ``getattr`` is called with a value, a constant name, and at most a default."""
     if next(following)[0] not in _ONE_VALUE:
         return False
     name, argument = next(step for step in following if step[0] not in _ATTRIBUTES)
@@ -202,6 +203,6 @@ def _gets_constant(following: Iterator[tuple[int, int]], constants: Sequence[Any
 
 
 def _operations(bytecode: bytes, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Each operation from the byte ``start`` on, and its argument."""
+    """Return each operation from the byte ``start`` on, with its argument."""
     steps = zip(bytecode[start::2], _arguments(bytecode[start:]), strict=True)
     return (step for step in steps if step[0] not in _SILENT)

@@ -1,4 +1,4 @@
-"""Encoders of functions of C, of generators behind ``with``, and of context variables."""
+"""Encoders of functions written in C, of generators behind ``with``, and of context variables."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch2ort.cache.key.packages import package_of_module
 if TYPE_CHECKING:
     from torch2ort.cache.key.object_encoder import ObjectEncoder
 
-# Where a context manager keeps what it runs.
+# The attribute in which a context manager stores its generator.
 _GENERATOR = words("gen")
 
 
 def context_manager(encoder: ObjectEncoder, value: Any) -> None:
-    """What a function of ``contextlib.contextmanager`` gives: its call, and whether that has begun."""
+    """Write a context manager of ``contextlib.contextmanager``: its call, and whether that has begun."""
     if not isinstance(value.gen, types.GeneratorType):
         encoder.instance(value)
         return
@@ -31,13 +31,13 @@ def context_manager(encoder: ObjectEncoder, value: Any) -> None:
     encoder.walk.atom(inspect.getgeneratorstate(value.gen))
     call = vars(value)
     encoder.walk.guards.attributes(call, encoder.walk.place, skipped=_GENERATOR, always=True)
-    # The block that it is for takes them away.
+    # Entering the context deletes these attributes.
     if "func" in call:
         encoder.all(call["func"], call["args"], call["kwds"])
 
 
 def builtin(encoder: ObjectEncoder, value: Any) -> None:
-    """Write a function of C, by its package or its file."""
+    """Write a function written in C, by its package or its file."""
     owner, module = value.__self__, value.__module__
     if isinstance(owner, ModuleType):
         module = owner.__name__

@@ -1,7 +1,7 @@
 """Bytes of plain Python values: equal bytes if and only if type and value are equal.
 
 Every form is a letter, a length and a body, so that a sequence of forms can be read in one way only.
-No form depends on the process: not on addresses, hash seeds or the order of a set.
+No form depends on the process, that is, on addresses, hash seeds or the order of a set.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _TORCH_NAMED = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
 def form(letter: bytes, body: bytes) -> bytes:
-    """One form: what it is, how long, and the content."""
+    """Return one form: the letter of its type, the length, and the content."""
     return b"%s%d:%s" % (letter, len(body), body)
 
 
 def atom(value: Any) -> bytes | None:
-    """The bytes of ``value``, or ``None`` if it is no plain value.
+    """Return the bytes of ``value``, or ``None`` if it is not a plain value.
 
-    Plain are ``None``, ``bool``, ``int``, ``float``, ``complex``, ``str``, ``bytes``, ``...``,
+    Plain values are ``None``, ``bool``, ``int``, ``float``, ``complex``, ``str``, ``bytes``, ``...``,
     ``NotImplemented``, dtypes, devices, layouts and memory formats; and tuples, frozensets, slices, ranges
     and ``torch.Size`` of plain values.
     """
@@ -42,7 +42,7 @@ def _text(value: str) -> bytes:
 
 
 def _float(value: float) -> bytes:
-    return struct.pack("<d", value)  # also tells 0.0 from -0.0
+    return struct.pack("<d", value)  # also distinguishes 0.0 from -0.0
 
 
 def _sequence(letter: bytes) -> Callable[[Any], bytes | None]:

@@ -1,4 +1,4 @@
-"""Encoders of containers, and of memory that a buffer shows."""
+"""Encoders of containers, and of the memory behind the buffer protocol."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def memory(encoder: ObjectEncoder, value: Any) -> None:
 
 
 def set_(encoder: ObjectEncoder, values: Any) -> None:
-    """Write a set, in an order that each process has."""
+    """Write a set, in an order that is the same in each process."""
     base = built_in(values)
     if base is set:
         encoder.guard_value(lambda: [id(value) for value in set.__iter__(values)], values)
@@ -75,9 +75,9 @@ def set_(encoder: ObjectEncoder, values: Any) -> None:
 
 
 def subclass_of_container(encoder: ObjectEncoder, value: Any) -> None:
-    """Write an instance of a class below a container or a plain type."""
+    """Write an instance of a subclass of a container or a plain type."""
     encoder.definitions.class_(type(value))
-    # By the base's own methods: a class may make itself look otherwise.
+    # The base's own methods read it, because a class may override them to show other content.
     place, guards = encoder.walk.place, encoder.walk.guards
     guards.type_of(value, place)
     if isinstance(value, collections.OrderedDict):
@@ -104,7 +104,7 @@ def subclass_of_container(encoder: ObjectEncoder, value: Any) -> None:
 
 
 def _token(value: Any) -> bytes:
-    """What orders the members of a set, the same in each process."""
+    """Return the sort key of a set's member, which is the same in each process."""
     data = atom(value)
     if data is not None:
         return data

@@ -38,12 +38,12 @@ _Pair = collections.namedtuple("_Pair", "first second")
 
 
 def _parts(*names: str) -> Encode:
-    """An object that is what these attributes of it are."""
+    """Return the encoder of objects that consist of these attributes."""
     return lambda encoder, value: encoder.all(*(getattr(value, name) for name in names))
 
 
 def _text(of: Callable[[Any], Any]) -> Encode:
-    """An object that a plain value tells from others."""
+    """Return the encoder of objects that a plain value identifies."""
     return lambda encoder, value: encoder.walk.atom(of(value))
 
 
@@ -73,7 +73,7 @@ _OF_CLASSES: tuple[Any, ...] = (
 )
 _OPAQUE: tuple[Any, ...] = (object, type(threading.Lock()), type(threading.RLock()))
 
-# A value's very type -> its encoder.
+# A value's exact type -> its encoder.
 EXACT: dict[Any, Encode] = {
     **dict.fromkeys((list, collections.deque), containers.items),
     **dict.fromkeys((dict, types.MappingProxyType), containers.mapping),
@@ -91,7 +91,7 @@ EXACT: dict[Any, Encode] = {
     np.ndarray: tensors.array,
     np.ufunc: _text(lambda v: v.__name__),
     type(np.sum): _text(lambda v: f"{v.__module__}.{v.__qualname__}"),
-    # A named tuple's class has one for each of its fields.
+    # A named tuple's class has a descriptor of this type for each of its fields.
     type(vars(_Pair)["first"]): _text(lambda v: v.__reduce__()[1]),
     **dict.fromkeys(
         private.OPERATOR_TYPES, lambda encoder, value: write_operator(encoder.walk, value, encoder.write)
@@ -101,7 +101,7 @@ EXACT: dict[Any, Encode] = {
     **dict.fromkeys(_OPAQUE, _text(lambda v: type(v).__name__)),
 }
 
-# Classes -> the encoder of their instances and of those of subclasses; the first that fits.
+# Classes -> the encoder of instances of them and of their subclasses. The first match counts.
 INHERITED: tuple[tuple[Any, Encode], ...] = (
     (type, lambda encoder, value: encoder.definitions.class_(value, used_as_value=True)),
     (torch.Tensor, tensors.tensor),

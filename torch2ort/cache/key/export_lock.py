@@ -1,12 +1,14 @@
-"""One export at a time, and none while a model is looked at.
+"""Lock of exports: one export runs at a time, and none while a model is inspected.
 
-torch.export keeps state in the process while it works, and an export tries the model's code out: for that
-time classes and objects that a model of another thread may share hold something else, and fake tensors stand
-in the place of a model's weights. Who reads them meanwhile waits, or learns afterwards that there was an
-export.
+torch.export keeps state in the process while it runs, and an export runs the model's code on trial. During
+that
+time, classes and objects that a model of another thread may share have other content, and fake tensors
+replace a model's weights. A thread that reads them meanwhile waits, or detects afterwards that an export ran.
 
-This lock comes before any other: who holds a lock of the export cache, or one of a session's runs, and then
-exports would wait for a thread that waits for it. What is built for a graph afterwards takes it, too.
+A thread acquires this lock before any other. If it held a lock of the export cache, or one of a session's
+runs,
+and then exported, it would wait for a thread that waits for it. Builds of later artifacts of a graph acquire
+this lock, too.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ import torch
 from torch2ort._torch import global_state as private
 from torch2ort.support.interpreter import old_objects_uncollected, protocols_read_once
 
-# A fork waits no longer for the exports of other threads: one of them may wait for what forks.
+# Longest time that a fork waits for exports of other threads: one of them may wait for the forking thread.
 _LONGEST_WAIT_TO_FORK = 60.0
 
 
 class ExclusiveExport:
-    """The right to export, or to look at a model; a thread may take it again while it has it.
+    """The lock that a thread holds to export or to inspect a model; it is reentrant.
 
     Attributes:
-        idle: how many exports there were, or ``None`` during one. The same number before and after something
-            else means that no export ran beside it.
+        idle: number of exports so far, or ``None`` during one. The same number before and after some work
+            means that no export ran at the same time.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,7 @@ class ExclusiveExport:
         self._running = self._ended = 0
         self._forking = self._is_child = False
         self.idle: int | None = 0
-        # A child has the thread that forks alone, which would wait for the others forever.
+        # A child process has only the forking thread, which would wait for the others forever.
         os.register_at_fork(
             before=self._before_fork,
             after_in_parent=self._after_fork,
@@ -46,7 +48,7 @@ class ExclusiveExport:
         )
 
     def _before_fork(self) -> None:
-        """Wait for the exports of other threads, in the middle of which a child would find the models."""
+        """Wait for exports of other threads: a child would see the models in the middle of an export."""
         self._forking = self._lock.acquire(timeout=_LONGEST_WAIT_TO_FORK)
 
     def _after_fork(self) -> None:
@@ -62,12 +64,13 @@ class ExclusiveExport:
 
     @contextlib.contextmanager
     def exporting(self) -> Iterator[None]:
-        """Keep others out while the block exports."""
+        """Hold the lock while the block exports."""
         with self._lock:
             if self._is_child:
                 self._is_child = False
-                # PyTorch replaces the pool of threads that a fork broke when it is first used. Two threads of
-                # autograd do that at once in a build with CUDA, and one of them ends the process.
+                # PyTorch replaces the pool of threads that a fork broke on its first use.
+                # In a build with CUDA,
+                # two threads of autograd do that at once, and one of them ends the process.
                 torch.set_num_threads(torch.get_num_threads())
             self._running += 1
             self.idle = None
@@ -81,15 +84,15 @@ class ExclusiveExport:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Keep exports of other threads out while the block looks at a model."""
+        """Hold the lock, so that no other thread exports while the block inspects a model."""
         with self._lock:
             yield
 
 
 @contextlib.contextmanager
 def _patched() -> Iterator[None]:
-    """Have PyTorch and the interpreter trace as this package needs it."""
-    # What traces takes long to import, and a start out of the cache does not trace.
+    """Make PyTorch and the interpreter trace as this package needs it."""
+    # The import is slow, and a start from the cache does not trace.
     from torch2ort.sizes.unbacked_sizes import (
         arithmetic_done_once,
         guards_with_lines,

@@ -1,4 +1,4 @@
-"""Which live class stands behind a name in a stored graph."""
+"""Locations of Functions, by which a stored graph finds their classes in another process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _WALKED, _INSTALLED = "found in the model's code", "found in an installed packag
 
 
 def locate_function(function: type[torch.autograd.Function], key: Key) -> list[str | int]:
-    """Where a Function is, in a form that :func:`located_function` reads in another process.
+    """Return a Function's location in a form that :func:`located_function` reads in another process.
 
     Args:
         function: the class that a site calls.
-        key: the model's key, whose walk went through its code.
+        key: the model's key, whose walk read the model's code.
 
     Raises:
-        Unkeyable: it is neither in what the walk found nor in an installed package.
+        Unkeyable: the walk did not find the class, and no installed package contains it.
     """
     name = f"{function.__module__}.{function.__qualname__}"
     classes = key.functions.get(name, ())
@@ -37,10 +37,10 @@ def locate_function(function: type[torch.autograd.Function], key: Key) -> list[s
 
 
 def located_function(place: Sequence[Any], key: Key) -> type[torch.autograd.Function]:
-    """The class that :func:`locate_function` located.
+    """Return the class that :func:`locate_function` located.
 
     Raises:
-        Unkeyable: there is none, because its module is not imported.
+        Unkeyable: the class does not exist here, because its module is not imported.
     """
     kind, first, second = place
     if kind == _WALKED:

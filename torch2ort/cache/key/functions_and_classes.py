@@ -1,4 +1,4 @@
-"""Functions and classes, as components: what they are made of and what they use."""
+"""Functions and classes as components of a key: their content and the objects that they use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torch2ort.cache.key.package_code import OPAQUE, Installed, functions_in
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_import, package_of_module
 from torch2ort.pythonop.registry.inline import inlined
 
-# What reads names that stand in no code.
+# Functions that run text, whose names no compiled code contains.
 _RUN_TEXT = (eval, exec)
 _OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward", "vjp", "jvp", "vmap"})
 _NEVER_CALLED = frozenset(
@@ -40,10 +40,10 @@ _NEVER_CALLED = frozenset(
 
 
 class Definitions:
-    """Writes functions, classes and modules.
+    """Encoder of functions, classes and modules.
 
     Args:
-        walk: where to.
+        walk: the walk that receives the components.
         write_value: writes any other value.
     """
 
@@ -59,8 +59,8 @@ class Definitions:
 
         Args:
             function: the function.
-            via: the name that must be read for it to count; ``None``: it counts.
-            attribute: the name under which a Function has it, for others to call.
+            via: name that must be read for the function to count; ``None``: it always counts.
+            attribute: name of the Function's attribute under which other code calls it.
         """
         package = package_of_function(function)
         name = f"{function.__module__}.{function.__qualname__}"
@@ -72,7 +72,7 @@ class Definitions:
         self._walk.atom(name)
         self._walk.check(check_pure, package, function)
         if function.__closure__ or function.__dict__:
-            # A decorator's wrapper: what it wraps may be the user's.
+            # The function is a decorator's wrapper, and the wrapped function may be the user's.
             self._walk.refer(f"wrapper {name}", id(function), lambda: self._state_of(function), via=via)
         self.installed.follow(package, function, via)
 
@@ -96,7 +96,7 @@ class Definitions:
             self._import(name, taken, function)
 
     def _state_of(self, function: FunctionType) -> None:
-        """Defaults, closure and attributes of a function."""
+        """Write the defaults, closure and attributes of a function."""
         guards, place = self._walk.guards, self._walk.place
         for name in ("__defaults__", "__kwdefaults__"):
             guards.attribute(function, name, f"{name} of {place}")
@@ -172,7 +172,7 @@ class Definitions:
     # --- modules
 
     def module(self, module: ModuleType) -> None:
-        """Write a module that is used as a value, so that anything in it may be read."""
+        """Write a module that is used as a value: any code may read anything in it."""
         package = package_of_module(module.__name__)
         self._walk.atom(module.__name__)
         if is_operator_namespace(module):
@@ -189,7 +189,7 @@ class Definitions:
         self._walk.check(check_pure_module, package, name)
 
     def whole_module(self, module: ModuleType) -> None:
-        """Refer to everything that a module of the user's defines."""
+        """Refer to everything that a module of the user defines."""
 
         def fill() -> None:
             self._walk.guards.attributes(vars(module), self._walk.place)
@@ -212,7 +212,7 @@ class Definitions:
 
         Args:
             cls: the class.
-            used_as_value: whether code may call it, so that its constructor counts.
+            used_as_value: True if code may call the class, so that its constructor counts.
         """
         package = self._walk.package_of(cls)
         self.note_function(cls)
@@ -236,17 +236,17 @@ class Definitions:
             self._walk.calls(cls)
 
     def inspect_package_class(self, cls: type) -> None:
-        """Look for what somebody put on a class of a package while the process ran."""
+        """Look for attributes that were set on a class of a package while the process ran."""
         self.installed.inspect_class(cls)
 
     def note_function(self, cls: type) -> None:
-        """Remember a class, if it is a Function, under its name."""
+        """Record a class under its name if it is a Function."""
         base = torch.autograd.Function
         if cls is not base and issubclass(cls, base) and self._walk.once(("Function", cls)):
             self._walk.functions[f"{cls.__module__}.{cls.__qualname__}"].append(cls)
 
     def _own_class(self, cls: type) -> None:
-        # Nobody reads the names of a Function's methods: autograd calls them.
+        # No code reads the names of a Function's methods: autograd calls the methods.
         self._walk.guards.class_items(cls, self._walk.place, always=issubclass(cls, torch.autograd.Function))
         self._walk.guards.attribute(cls, "__bases__", f"bases of {self._walk.place}")
         self.class_(type(cls))
@@ -269,12 +269,12 @@ class Definitions:
             self._code_of_methods(cls)
 
     def _calls_by_name(self, cls: type) -> bool:
-        """Whether a class's own code may call a method by a name that it puts together while it runs."""
+        """Return True if a class's own code may call a method by a name that it computes at run time."""
         package = self._walk.package_of(cls)
         return package is not None and package.name != "torch" and package.name not in OPAQUE
 
     def _code_of_methods(self, cls: type) -> None:
-        """Write the code of every method, also of those whose names nobody is seen to read."""
+        """Write the code of every method, also of those whose names no inspected code reads."""
         for base in cls.__mro__:
             if self._walk.package_of(base) is None:
                 for item in list(vars(base).values()):
@@ -282,7 +282,7 @@ class Definitions:
                         self._walk.write(code_bytes(function.__code__))
 
     def _reached_by(self, cls: type, name: str) -> str | None:
-        """The name by which a method must be read to count; ``None`` if Python or torch calls it itself."""
+        """Return the name that must be read for a method to count; ``None`` if Python or torch calls it."""
         if issubclass(cls, torch.autograd.Function):
             return None
         if name in CONSTRUCTORS:
@@ -293,5 +293,5 @@ class Definitions:
 
 
 def _helper(cls: type, name: str) -> str | None:
-    """The name of a Function's method that others than autograd may call."""
+    """Return the name of a Function's method if other code than autograd may call it."""
     return name if issubclass(cls, torch.autograd.Function) and name not in _OF_AUTOGRAD else None

@@ -1,4 +1,4 @@
-"""What the names in a piece of code stand for: global variables, modules, their attributes."""
+"""Resolution of the names in code: global variables, modules, their attributes."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def resolve(
     Args:
         chain: a global name and the attributes read from it.
         variables: the globals of the code.
-        guards: gets a guard for each variable on the way.
+        guards: list to which a guard for each variable on the way is added.
 
     Returns:
-        The value, or :data:`MISSING`, and how many names of ``chain`` lead to it.
+        The value, or :data:`MISSING`, and the number of names of ``chain`` that lead to it.
 
     Raises:
-        Unkeyable: the name is a namespace of ``torch.ops`` that somebody's operators are in, or the table of
+        Unkeyable: the name is a namespace of ``torch.ops`` with operators outside of torch, or the table of
             all modules.
     """
     value = variables.get(chain[0], MISSING)
@@ -75,7 +75,7 @@ def resolve(
 
 
 def _operator(namespace: ModuleType, chain: tuple[str, ...], used: int) -> tuple[Any, int]:
-    """What the rest of ``chain`` stands for behind ``torch.ops`` or one of its namespaces."""
+    """Return the value of the rest of ``chain`` in ``torch.ops`` or one of its namespaces."""
     if namespace is torch.ops:
         if is_of_torch(chain[used]):
             return namespace, len(chain)
@@ -89,13 +89,13 @@ def _operator(namespace: ModuleType, chain: tuple[str, ...], used: int) -> tuple
 
 
 def is_operator_namespace(module: ModuleType) -> bool:
-    """Whether a module is ``torch.ops`` or one of its namespaces."""
+    """Return True if a module is ``torch.ops`` or one of its namespaces."""
     return module is torch.ops or type(module) is type(torch.ops.aten)
 
 
 def check_pure(package: Package, value: FunctionType | BuiltinFunctionType | type) -> None:
-    """Raise :class:`Unkeyable` for what is Python's or torch's and not given by its arguments."""
-    # A wrapper bears the name of what it wraps, which is somewhere else.
+    """Raise :class:`Unkeyable` for code of Python or torch whose results depend on more than arguments."""
+    # A wrapper has the name of the function that it wraps, which another module defines.
     own = value.__globals__.get("__name__") if isinstance(value, FunctionType) else value.__module__
     module = own or "builtins"
     name = value.__qualname__ if module == "builtins" else f"{module}.{value.__qualname__}"
@@ -108,25 +108,25 @@ def check_pure(package: Package, value: FunctionType | BuiltinFunctionType | typ
 
 
 def check_pure_module(package: Package, name: str) -> None:
-    """Raise :class:`Unkeyable` for a module of Python's or torch's that holds such functions."""
+    """Raise :class:`Unkeyable` for a module of Python or torch that contains such functions."""
     if (package.name == "python" and name not in _PURE) or name in _IMPURE_TORCH:
         raise Unkeyable(f"functions of the module {name} may give other results in each process")
 
 
 def topic_of(module: str) -> str | None:
-    """What somebody who uses a module of torch's wants to know: ``"ranks"``, ``"devices"``, or nothing."""
+    """Return the topic that users of a module of torch depend on: ``"ranks"``, ``"devices"``, or ``None``."""
     if module.startswith("torch.distributed"):
         return "ranks"
     return "devices" if module in ("torch.cuda", "torch.xpu", "torch.mps", "torch.accelerator") else None
 
 
 def holds(module: ModuleType, name: str) -> bool:
-    """Whether a module has an attribute or a submodule of that name by now."""
+    """Return True if a module currently has an attribute or a submodule of that name."""
     return name in vars(module) or f"{module.__name__}.{name}" in sys.modules
 
 
 def public_items(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Everything that a module defines, without what the import system set."""
+    """Yield everything that a module defines, except for the attributes of the import system."""
     for name, value in vars(module).items():
         if not (name.startswith("__") and name.endswith("__")) or name == "__getattr__":
             yield name, value

@@ -1,9 +1,9 @@
-"""What a graph was made from, where it stands in this process: one guard a place, compared before each step.
+"""Guards on the places in this process that a graph was made from; they are compared before each step.
 
 A *guard* is one thing outside of the graph that the graph was made from: an entry of a dictionary (an
 attribute, a global, a method), the items of a list, the type of an object. The walk that makes the export
-cache's key leaves one for every place that it reads. Guards compare by identity, in one pass of C++; what is
-another object and yet the same value is told apart here, once, when it is met.
+cache's key adds one for every place that it reads. Guards compare by identity, in one pass of C++. If a place
+contains another object, this module determines once whether the value is nevertheless the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch2ort import _native
 from torch2ort._torch import global_state as private
 from torch2ort.cache.key.constant_bytes import atom, words
 
-# Of a class's own dictionary: what says nothing about how it works, or is another number in each process.
+# Entries of a class's own dictionary that do not affect its behaviour, or that differ between processes.
 SKIPPED = private.TAGGED | words(
     """__dict__ __weakref__ __doc__ __annotate__ __annotate_func__ __annotations_cache__ __abstractmethods__
     __firstlineno__ __static_attributes__ __module__ __parameters__ __orig_bases__ _abc_impl _backward_cls
@@ -29,12 +29,12 @@ SKIPPED = private.TAGGED | words(
 )
 
 
-# What torch.func.functional_call puts in a parameter's place is as good as one.
+# torch.func.functional_call replaces parameters by tensors, which are equivalent here.
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Kind(IntEnum):
-    """How a guard compares; the numbers are those of ``_native.Guards``."""
+    """Kind of comparison of a guard; the numbers are those of ``_native.Guards``."""
 
     ITEMS = 0
     ENTRY = 1
@@ -50,15 +50,15 @@ class Guard(NamedTuple):
     """One place that a graph depends on.
 
     Attributes:
-        kind: how it is compared.
+        kind: kind of comparison.
         owner: the dictionary, list or object.
-        name: of the entry or attribute; ``None`` for all of them.
-        place: what people call it.
+        name: name of the entry or attribute; ``None`` for all of them.
+        place: description of the place, for people.
         skipped: keys of the dictionary that no graph depends on.
-        always: whether every key counts, whatever names the code reads.
-        noun: what one of the owner's entries is to people.
-        of_functions: the components that read it, if all of them are read by Functions alone, whose code
-            runs in each call, and may write there.
+        always: True if every key counts, whatever names the code reads.
+        noun: noun for one of the owner's entries, for people.
+        of_functions: the components that read the place, if all of them are read by Functions alone, whose
+            code runs in each call, and may write to it.
     """
 
     kind: Kind
@@ -72,7 +72,7 @@ class Guard(NamedTuple):
 
 
 class Finder(Protocol):
-    """A component, to the guards that are found in it."""
+    """A component in which guards are found."""
 
     label: str
 
@@ -80,10 +80,10 @@ class Finder(Protocol):
 
 
 class Written:
-    """What Functions write to while they run: their own state, which is no part of a graph.
+    """Places that Functions write to while they run: their own state, which is no part of a graph.
 
     Attributes:
-        components: names of the components that hold nothing else.
+        components: names of the components that contain nothing else.
     """
 
     def __init__(self) -> None:
@@ -91,8 +91,8 @@ class Written:
         self._places: dict[tuple[int, int, str | None], Guard] = {}
 
     def add(self, guard: Guard, name: str | None) -> None:
-        """Note a place; ``name`` is the attribute that was written, if the guard is on all of an object's."""
-        # The guard keeps its owner, so that its address stays its own.
+        """Add a place; ``name`` is the written attribute, if the guard is on all attributes of an object."""
+        # The guard keeps its owner alive, so that no other object gets its address.
         self._places[int(guard.kind), id(guard.owner), name] = guard
         if name is None:
             self.components |= guard.of_functions
@@ -100,7 +100,7 @@ class Written:
             self.components |= {f"{label}, attribute {name}" for label in guard.of_functions}
 
     def has(self, guard: Guard, name: str | None) -> bool:
-        """Whether it is a place that Functions write to."""
+        """Return True if Functions write to the place."""
         return bool(self._places) and (int(guard.kind), id(guard.owner), name) in self._places
 
 
@@ -108,21 +108,21 @@ class GuardList:
     """Guards in the order found, each place once.
 
     Attributes:
-        pinned: values that only their identity and version tell, each with what it was found in.
-        finder: what the places are found in at present.
+        pinned: values that only their identity and version identify, each with the component that it is in.
+        finder: the component in which places are currently found.
     """
 
     def __init__(self) -> None:
-        # A model has thousands, half of which are found more than once.
+        # A model has thousands of guards, half of which are found more than once.
         self._found: dict[tuple[int, int, str | None], tuple[Guard, set[Finder]]] = {}
         self.pinned: list[tuple[Finder, Any, int]] = []
         self.finder: Finder
 
     def found(self, traced: Iterable[Finder]) -> tuple[Guard, ...]:
-        """All guards; those that only Functions read come last.
+        """Return all guards; those on places that only Functions read come last.
 
         Args:
-            traced: the finders that an export reads.
+            traced: the components that an export reads.
         """
         ours, theirs = [], []
         for guard, finders in self._found.values():
@@ -133,63 +133,63 @@ class GuardList:
         return (*ours, *theirs)
 
     def pin(self, value: Any, version: int = 0) -> None:
-        """Let the identity of ``value`` stand for it, and the number of times that it was written to."""
+        """Identify ``value`` by its identity and version, the number of times that it was written to."""
         self.pinned.append((self.finder, value, version))
 
     def items(self, owner: Any, place: str, *, skipped: frozenset[str] = frozenset()) -> None:
-        """Every entry of a dictionary but those skipped, whatever names the code reads."""
+        """Guard every entry of a dictionary but those skipped, whatever names the code reads."""
         self._add(Kind.ITEMS, owner, None, place, skipped)
 
     def attributes(
         self, owner: Any, place: str, *, skipped: frozenset[str] = frozenset(), always: bool = False
     ) -> None:
-        """The dictionary of an object's attributes.
+        """Guard the dictionary of an object's attributes.
 
         Args:
             owner: the dictionary.
-            place: what people call the object.
+            place: description of the object, for people.
             skipped: names that no graph depends on.
-            always: whether all others count; else those that the code reads.
+            always: True if all others count; otherwise those that the code reads count.
         """
         self._add(Kind.ITEMS, owner, None, place, skipped, always, "attribute")
 
     def tensors(self, owner: Any, place: str) -> None:
-        """A dictionary of tensors that are fed to the graph: names, forms, and which are the same."""
+        """Guard a dictionary of tensors that are fed to the graph: names, forms, and which are the same."""
         self._add(Kind.TENSORS, owner, None, place)
 
     def entry(self, owner: Any, name: str, place: str) -> None:
-        """One entry of a dictionary, which may be missing."""
+        """Guard one entry of a dictionary, which may be missing."""
         self._add(Kind.ENTRY, owner, name, place)
 
     def sequence(self, owner: Any, place: str) -> None:
-        """The items of a list or tuple."""
+        """Guard the items of a list or tuple."""
         self._add(Kind.SEQUENCE, owner, None, place)
 
     def type_of(self, owner: Any, place: str) -> None:
-        """The type of an object."""
+        """Guard the type of an object."""
         self._add(Kind.TYPE, owner, None, place)
 
     def attribute(self, owner: Any, name: str, place: str) -> None:
-        """What reading an attribute gives."""
+        """Guard the value that reading an attribute returns."""
         self._add(Kind.ATTRIBUTE, owner, name, place)
 
     def value(self, read: Callable[[], Any], identity: Any, place: str) -> None:
-        """What ``read()`` gives, compared with ``==``.
+        """Guard the result of ``read()``, compared with ``==``.
 
         Args:
-            read: gives plain values, or containers of them; it keeps what it reads.
+            read: returns plain values, or containers of them; it keeps the object that it reads alive.
             identity: the object that it reads.
-            place: what people call it.
+            place: description of the object, for people.
         """
         self._add(Kind.VALUE, read, None, place, identity=identity)
 
     def class_items(self, cls: type, place: str, *, always: bool = False) -> None:
-        """Every entry of a class's own dictionary."""
+        """Guard every entry of a class's own dictionary."""
         if (entries := _entries(cls)) is not None:
             self.attributes(entries, place, skipped=SKIPPED, always=always)
 
     def class_entries(self, cls: type, names: Container[str], place: str) -> None:
-        """Those entries of a class's own dictionary, and that none is added."""
+        """Guard entries of a class's own dictionary by name, and its size, so that none is added."""
         if (entries := _entries(cls)) is not None:
             self._add(Kind.SIZE, entries, None, place)
             for name in entries:
@@ -208,7 +208,7 @@ class GuardList:
         *,
         identity: Any = None,
     ) -> None:
-        """Note a guard that is not known yet, by its owner and name, or else by ``identity``."""
+        """Add a guard unless it is known, by its owner and name or by ``identity``, and note its finder."""
         known = (int(kind), id(owner), name) if identity is None else (int(kind), id(identity), place)
         found = self._found.get(known)
         if found is None:
@@ -218,18 +218,18 @@ class GuardList:
 
 
 class Armed:
-    """Guards with the state that they found: whether a graph still holds, at the cost of a step.
+    """Guards with the state that they found, which check before each step that a graph is still valid.
 
     Args:
         guards: the places; those that only Functions read come last.
         names: every attribute name that the walked code reads; ``None``: it may read any.
-        traced_names: those that code reads which an export traces.
+        traced_names: the attribute names that code which an export traces reads.
         written: places that Functions write to.
 
     Attributes:
-        moves: counts what was replaced by something as good, such as a tensor by another of its form.
-        of_functions: whether there is anything that only Functions read.
-        changed_of_functions: gives the guards that do not hold, of what only Functions read.
+        moves: number of objects replaced by equivalent ones, such as a tensor by another of its form.
+        of_functions: True if there are guards on places that only Functions read.
+        changed_of_functions: returns the guards on such places that do not hold.
     """
 
     def __init__(
@@ -248,18 +248,18 @@ class Armed:
         )
         self._tables = [g.owner for g in self._guards if g.kind is Kind.TENSORS]
         self._ties = self._tied()
-        # The guards of what only Functions read come behind these.
+        # The guards on places that only Functions read come after these.
         ours = sum(not g.of_functions for g in self._guards)
         self.of_functions = ours < len(self._guards)
         self.changed_of_functions: Callable[[], list[int]] = functools.partial(self._native.all_changed, ours)
-        # Positions of the guards on dictionaries, once somebody asks.
+        # Positions of the guards on dictionaries, made on first use.
         self._of_owner: dict[int, int] | None = None
         self.moves = 0
         self._is_rearmed = False
 
     @property
     def is_exact(self) -> bool:
-        """Whether all places hold the very objects that the walk found."""
+        """True if all places contain the very objects that the walk found."""
         return not self._is_rearmed and self._native.first_changed() < 0
 
     def _rearm(self, index: int) -> None:
@@ -270,21 +270,21 @@ class Armed:
         return len(self._guards)
 
     def changed(self) -> Change | None:
-        """What holds something else that matters, at the first guard that tells so, or ``None``.
+        """Return the change at the first guard whose place has other content that matters, or ``None``.
 
-        Another object of the same plain value, and what no graph depends on, does not matter. Nothing is
-        noted: the next comparison is with the same state.
+        Another object of the same plain value does not matter, nor does a place that no graph depends on. The
+        state is left as it is: the next comparison is with the same one.
         """
         return self._compared()[0]
 
     def accept(self) -> Change | None:
-        """Compare with the present objects from now on, if they are as good as those that were there.
+        """Compare with the present objects from now on, if they are equivalent to the previous ones.
 
         Returns:
-            What :meth:`changed` does; if that is something, nothing is accepted.
+            The result of :meth:`changed`; if that is a change, no object is accepted.
         """
         if self._native.first_changed() < 0:
-            return None  # as before nearly every step, at the cost of one call
+            return None  # the usual case, at the cost of one call
         change, alike = self._compared()
         if change is None:
             for index in alike:
@@ -293,7 +293,7 @@ class Armed:
         return change
 
     def _compared(self) -> tuple[Change | None, Sequence[int]]:
-        """The first change that matters, and up to there the guards on another object that is as good."""
+        """Return the first change that matters, and the guards before it with other, equivalent objects."""
         index = self._native.first_changed()
         alike: list[int] = []
         while index >= 0:
@@ -308,11 +308,11 @@ class Armed:
         return None, alike
 
     def note_written(self, changed: Iterable[int], before: Container[int]) -> None:
-        """Note what Functions wrote while they ran.
+        """Note the places that Functions wrote to while they ran.
 
         Args:
-            changed: the guards that do not hold now, of what only Functions read.
-            before: those that did not hold before they ran: somebody else has changed that.
+            changed: the guards on places that only Functions read that do not hold now.
+            before: those that did not hold before the Functions ran, as other code had changed the places.
         """
         for index in changed:
             guard = self._guards[index]
@@ -324,7 +324,7 @@ class Armed:
             then = self._items_before(index)
             for name in {**then, **guard.owner}:
                 written = then.get(name, _GONE) is not guard.owner.get(name, _GONE)
-                # An export that reads it, too, has read it for good.
+                # If an export reads the attribute, too, the graph depends on it.
                 if written and name not in guard.skipped and not _counts(name, self._traced_names):
                     self._written.add(guard, str(name))
 
@@ -333,10 +333,11 @@ class Armed:
         return dict(zip(before[::2], before[1::2], strict=True))
 
     def accept_entries(self, owners: Iterable[Any]) -> None:
-        """Compare with what dictionaries hold now, where the difference does not matter.
+        """Compare with the present content of dictionaries, where the difference does not matter.
 
-        A step that writes to them does so itself: the next comparison need not look, and what they held
-        before is let go.
+        The step itself writes to them, so the next comparison need not look at them, and their previous
+        content
+        is released.
         """
         if self._of_owner is None:
             self._of_owner = {id(g.owner): i for i, g in enumerate(self._guards) if g.kind is Kind.ITEMS}
@@ -346,7 +347,7 @@ class Armed:
                 self._rearm(index)
 
     def _tied(self) -> list[tuple[int, int]]:
-        """Which tensors are the same, and which share their memory: the position of the first of them."""
+        """Return for each tensor the position of the first that is the same, and that shares its memory."""
         first: dict[tuple[str, int], int] = {}
         tensors = [tensor for table in self._tables for tensor in table.values() if tensor is not None]
         return [
@@ -355,7 +356,7 @@ class Armed:
         ]
 
     def _change(self, index: int, guard: Guard) -> Change | None:
-        """What is other than before to code, if anything is."""
+        """Return the change at a guard that code can observe, or ``None``."""
         if self._written.has(guard, None):
             return None
         if guard.kind is Kind.TENSORS:
@@ -386,20 +387,20 @@ class Armed:
         for key in counted:
             if not same(before.get(key, _GONE), now.get(key, _GONE)):
                 return Change.of(guard, key, before.get(key, _GONE), now.get(key, _GONE))
-        # Code may walk over the dictionary: its order counts, and the types of its keys.
+        # Code may iterate over the dictionary, so its order and the types of its keys count.
         keys = [k for k in before if k in counted], [k for k in now if k in counted]
         return None if all(map(same, *keys)) else Change(guard, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something else at the place of a guard.
+    """A change of the content at the place of a guard.
 
     Attributes:
         guard: the place.
-        name: of the entry or attribute, if it is one.
-        before: what was there, if that is a plain value.
-        now: what is there, if both are.
+        name: name of the entry or attribute, if there is one.
+        before: the previous value, if both values are plain and short.
+        now: the present value, if both are.
     """
 
     guard: Guard
@@ -409,7 +410,7 @@ class Change:
 
     @classmethod
     def of(cls, guard: Guard, name: Any, before: Any, now: Any) -> Change:
-        """The change of one value."""
+        """Return the change of one value."""
         values = [_shown(value) for value in (before, now)]
         return cls(guard, None if name is None else str(name), *(values if all(values) else ()))
 
@@ -424,7 +425,7 @@ class Change:
 
 
 def _shown(value: Any) -> str | None:
-    """A plain value as people write it, unless that is long."""
+    """Return a plain value's ``repr``; ``None`` if it is long, or the value is not plain."""
     if value is _GONE:
         return "missing"
     text = repr(value) if atom(value) is not None else ""
@@ -432,7 +433,7 @@ def _shown(value: Any) -> str | None:
 
 
 def _counts(key: Any, read: frozenset[str] | None) -> bool:
-    """Whether code that reads these names may come upon ``key``; Python itself reads names in underscores."""
+    """Return True if code that reads these names may read ``key``; Python itself reads dunder names."""
     return (
         read is None or key in read or (isinstance(key, str) and key.startswith("__") and key.endswith("__"))
     )
@@ -443,16 +444,16 @@ HEAP_TYPE = 1 << 9
 
 
 def _entries(cls: type) -> dict[str, Any] | None:
-    """The dictionary behind a class; ``None`` if nobody can change it."""
+    """Return the dictionary of a class; ``None`` if no code can change it."""
     if not cls.__flags__ & HEAP_TYPE:
         return None
-    # A class shows its dictionary through a proxy, which refers to nothing else.
+    # A class exposes its dictionary through a proxy, which refers to nothing else.
     (entries,) = gc.get_referents(vars(cls))
     return entries  # type: ignore[no-any-return]
 
 
 def same(before: Any, now: Any) -> bool:
-    """Whether two values are the same object, or plain values that nobody can tell apart."""
+    """Return True if two values are the same object, or indistinguishable plain values."""
     if before is now:
         return True
     if type(before) is not type(now):

@@ -1,6 +1,6 @@
 """The key of an export: everything that the graph depends on, as components that are hashed one by one.
 
-Values of parameters and buffers are no part of it, as a graph takes them as inputs.
+Values of parameters and buffers are no part of it, because they are inputs of a graph.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _SIZES = "sizes of "
 _MAKERS = ("onnx", "onnx-ir", "onnxscript", "onnx-shape-inference", "optree", "sympy", "numpy")
 
 
-# Code that asks a tensor for the place of its elements reads one of these names: where they begin, and
-# how far from one another they are. Whether a view can be made of it, no name has to tell.
+# Code that asks a tensor for its offset or its strides reads one of these names. Code can also depend on the
+# strides without such a name, by whether a view of the tensor is possible.
 _OF_OFFSETS = words("as_strided data_ptr set_ storage storage_offset untyped_storage")
 _OF_STRIDES = _OF_OFFSETS | words("dim_order is_contiguous is_non_overlapping_and_dense stride")
 
 
 @dataclass(frozen=True)
 class Key:
-    """What names an entry of the cache.
+    """Key of an entry of the cache.
 
     Attributes:
         name: class of the model, for people.
         digest: 64 hexadecimal digits.
-        components: what the digest is made of; in the order of the walk.
+        components: the components that the digest covers, in the order of the walk.
         functions: the Functions that the model's code refers to, by qualified name, in the order of the walk.
     """
 
@@ -66,7 +66,7 @@ class Key:
     def of(
         cls, name: str, components: Mapping[str, str], functions: Mapping[str, Sequence[Any]] | None = None
     ) -> Key:
-        """The key that ``components`` make."""
+        """Return the key of ``components``."""
         text = json.dumps(list(components.items()))
         return cls(name, hashlib.sha256(text.encode()).hexdigest(), components, functions or {})
 
@@ -84,24 +84,25 @@ class Key:
 
 @dataclass(frozen=True)
 class Dependencies:
-    """All that a graph is made from besides the values of its inputs.
+    """Everything that a graph is made from besides the values of its inputs.
 
     Attributes:
         name: class of the model, for people.
         inputs: names of the call's tensors.
         components: name -> content or digest; the same in each process.
-        unseen: what may change without that a guard tells so; empty if all of it is guarded.
-        is_partial: whether more is found once the model has run.
-        reads_strides: whether the model's code may ask how a tensor lies in memory.
-        reads_offsets: whether it may ask where a tensor begins there.
-        asks_types: whether it may ask for the very type of a value.
-        asks_parameters: whether it may ask which tensors are parameters.
-        guards: where all of it stands in this process.
-        pinned: what only its identity and version tell, in the order of the walk, each with its component's
-            name.
+        unseen: reasons why something may change without being detected by a guard; empty if all is guarded.
+        is_partial: True if another walk finds more once the model has run.
+        reads_strides: True if the model's code may read the strides of a tensor.
+        reads_offsets: True if it may read the offset of a tensor in its storage.
+        asks_types: True if it may ask for the exact type of a value.
+        asks_parameters: True if it may ask which tensors are parameters.
+        guards: the places of all dependencies in this process.
+        pinned: values that only their identity and version identify, in the order of the walk, each with its
+            component's name.
         names: every attribute name that the model's code reads; ``None`` if it may read any.
-        traced_names: those that its code outside of Functions reads.
-        walk: found all this, and goes on where a key is asked for; it holds every value that it met.
+        traced_names: the attribute names that its code outside of Functions reads.
+        walk: the walk that found all this, and that continues when a key is made; it holds every value that
+            it met.
     """
 
     name: str
@@ -121,15 +122,16 @@ class Dependencies:
 
     @exclusive.looking()
     def key(self, sizes: Sequence[str], settings: Mapping[str, Any]) -> Key:
-        """The key of an export.
+        """Return the key of an export.
 
         Args:
-            sizes: per tensor of the call, what the graph depends on of its sizes and memory order.
-            settings: plain values that the graph depends on besides (opset, mode, ...).
+            sizes: for each tensor of the call, the part of its sizes and memory order that the graph
+                depends on.
+            settings: other plain values that the graph depends on (opset, mode, ...).
 
         Raises:
             Unkeyable: something that the graph depends on cannot be compared between processes; the message
-                says what, and what to do where that is known.
+                names it, and the remedy where that is known.
         """
         assert self.walk is not None, "its values were let go"
         components = {**self._portable, **_as_components({**surroundings(), **settings})}
@@ -138,16 +140,16 @@ class Dependencies:
 
     @functools.cached_property
     def _portable(self) -> Mapping[str, str]:
-        """All components, and those that count between processes alone."""
+        """All components, including those that count only between processes."""
         assert self.walk is not None
         return _portable(self.walk)
 
     def changes(self, before: Dependencies, written: Written | None = None) -> list[str]:
-        """Names of the components that are other than ``before`` in this process.
+        """Return the names of the components that differ from ``before`` in this process.
 
         Args:
             before: another state.
-            written: what Functions write to, which does not count.
+            written: places that Functions write to, which do not count.
         """
         ours, theirs = self.components, before.components
         passed = written.components if written is not None else ()
@@ -164,10 +166,10 @@ class Dependencies:
         return [(id(value), version) for label, value, version in self.pinned if label not in passed]
 
     def armed(self, written: Written | None = None) -> Armed:
-        """The guards, which compare with the state of this moment from now on.
+        """Return the guards, which compare with the state of this moment from now on.
 
         Args:
-            written: what Functions write to; more is noted there.
+            written: places that Functions write to; further ones are noted there.
         """
         return Armed(self.guards, self.names, self.traced_names, written or Written())
 
@@ -182,7 +184,7 @@ def dependencies(
     inlines_functions: bool = False,
     unread: Unread = NOTHING,
 ) -> Dependencies:
-    """What the graph of one call of ``model`` depends on, found by a walk over all that its code reaches.
+    """Return the dependencies of the graph of one call of ``model``, found by a walk over its reachable code.
 
     Args:
         model: the model, in its present state.
@@ -190,10 +192,10 @@ def dependencies(
         schema: the structure around them.
         with_hooks: whether hooks of the model itself are part of the graph.
         inlines_functions: whether the code of every Function is part of the graph, as that of modules is.
-        unread: what the graph does not depend on, though the code names it.
+        unread: places that the graph does not depend on, though the code names them.
 
     Raises:
-        Unkeyable: an object of the user's raised while it was looked at.
+        Unkeyable: an object of the user raised while it was inspected.
     """
     _check_python()
     weights = named_tensors(model)
@@ -236,10 +238,10 @@ def dependencies(
 
 
 def _portable(walk: Walk) -> Mapping[str, str]:
-    """What a walk finds that is the same in each process, with what nothing is seen to read.
+    """Return the components that are the same in each process, with those that no inspected code reads.
 
     Raises:
-        Unkeyable: it found something that cannot be compared between processes; the message says what.
+        Unkeyable: the walk found something that cannot be compared between processes; the message names it.
     """
     with _looking_at("what the model refers to"):
         walk.run_on()
@@ -261,7 +263,7 @@ def _as_components(values: Mapping[str, Any]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _looking_at(what: str) -> Iterator[None]:
-    """Turn what a user's objects raise into an :class:`Unkeyable`: a property or method may do anything."""
+    """Convert exceptions of the user's properties and methods to :class:`Unkeyable`."""
     try:
         yield
     except Unkeyable:
@@ -273,7 +275,7 @@ def _looking_at(what: str) -> Iterator[None]:
 
 @exclusive.looking()
 def code_components(classes: Iterable[type]) -> Mapping[str, str]:
-    """What the code of classes, and all that users registered, is: of a graph that is traced in each process.
+    """Return the components of classes and of users' registrations, for a graph that each process traces.
 
     Args:
         classes: Functions that the graph calls.
@@ -282,7 +284,7 @@ def code_components(classes: Iterable[type]) -> Mapping[str, str]:
         Name -> content or digest; the same in each process.
 
     Raises:
-        Unkeyable: something in it cannot be compared between processes; the message says what.
+        Unkeyable: some content cannot be compared between processes; the message names it.
     """
     _check_python()
     walk = Walk({}, {})
@@ -295,7 +297,7 @@ def code_components(classes: Iterable[type]) -> Mapping[str, str]:
 
 
 def _check_python() -> None:
-    """Raise :class:`Unkeyable` for a Python whose compiled code nobody here can read."""
+    """Raise :class:`Unkeyable` for a Python whose compiled code torch2ort cannot read."""
     if sys.version_info[:2] not in KNOWN_PYTHONS:
         raise Unkeyable(
             f"compiled code of Python {sys.version_info[0]}.{sys.version_info[1]} is not known to torch2ort, "
@@ -309,7 +311,7 @@ def _write_global_hooks(walk: Walk, values: ObjectEncoder) -> None:
     values.write(private.global_hooks())
 
 
-# The settings of torch that programs change between steps, cheaply.
+# The settings of torch that programs change between steps; reading them is cheap.
 _settings_in_a_step = Switches(
     (
         (torch.get_default_dtype, ()),
@@ -326,7 +328,7 @@ def _known_pythons() -> str:
 
 
 def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name; a tied one has several names."""
+    """Return parameters and buffers by name; a tied one has several names."""
     return {
         **dict(model.named_buffers(remove_duplicate=False)),
         **dict(model.named_parameters(remove_duplicate=False)),
@@ -334,7 +336,7 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def tensor_of(model: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """The tensor that stands at an attribute of one of the model's modules, if there is one."""
+    """Return the tensor at an attribute of one of the model's modules; ``None`` if there is none."""
     path, _, attribute = name.rpartition(".")
     try:
         tensor = getattr(model.get_submodule(path), attribute)
@@ -356,14 +358,14 @@ def _walk_model(
             walk.refer(f"attributes of {name}", ("attributes", name), fill)
     modes = "".join("t" if module.training else "e" for module in model.modules())
     walk.components["modes of the modules"] = modes
-    # Everything calls methods of tensors, whose class need not be named anywhere.
+    # All code calls methods of tensors, and need not name their class.
     tensors = functools.partial(values.definitions.inspect_package_class, torch.Tensor)
     walk.refer("changes to torch.Tensor", "changes to torch.Tensor", tensors)
     module(values, model)
 
 
 def _describe_weight(name: str, tensor: torch.Tensor, first: dict[int, str]) -> str:
-    # Tensors that share memory are told by where it begins, and are named after the first of them.
+    # Tensors that share memory are recognized by its address, and are named after the first of them.
     shared = first.setdefault(private.address_of(tensor), name)
     return describe(tensor) + (f" the same memory as {shared}" if shared != name else "")
 
@@ -392,7 +394,7 @@ def _name(leaf: io_schema.TensorSpec) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """What every graph depends on, whatever the model is: versions, and settings of torch."""
+    """Return the dependencies of every graph, whatever the model is: versions, and settings of torch."""
     return {**_versions(), **_torch_settings()}
 
 
@@ -420,12 +422,12 @@ def _devices() -> str:
     return f"{current} of {kinds}"
 
 
-# Only models whose code asks have these in their key: the others' is the same on each rank.
+# Only models whose code asks for these have them in their key; other keys are the same on each rank.
 _TOPICS = {"ranks": _ranks, "devices": _devices}
 
 
 def _torch_settings() -> dict[str, Any]:
-    """What tracing reads of torch's global state."""
+    """Return the part of torch's global state that tracing reads."""
     devices = ("cpu", "cuda")
     return {
         "torch.get_default_dtype": torch.get_default_dtype(),

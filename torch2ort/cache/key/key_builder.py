@@ -1,12 +1,13 @@
 """Named components of a model, written down piece by piece until nothing reachable is left.
 
 A *component* is one thing that can change by itself: the code of a function, a class, a module's
-attributes, a global variable. Its content is made of plain values and of references to other components
-and objects, none of which holds an address. What is in it is the business of ``_values`` and
-``_definitions``; here is the book-keeping.
+attributes, a global variable. Its content consists of plain values and of references to other components
+and objects, none of which contains an address. ``ObjectEncoder`` and ``Definitions`` write the content; this
+module keeps the books.
 
-Reachable is what a component refers to; a method counts once its name is read anywhere, and so does an
-attribute that cannot be written down. So the walk covers at least what can run.
+A component is reachable if another one refers to it. A method counts once any code reads its name, and so
+does
+an attribute that is not a plain value. So the walk covers at least the code that can run.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ class Unkeyable(Exception):  # noqa: N818 - the answer to a question, not an err
 
 
 Fill = Callable[[], "str | None"]
-# Between a digest and the plain attributes behind it.
+# Separator between a digest and the plain attributes behind it.
 NOTE = "; "
 LONGEST_NOTE = 40
 
 
 class Of(enum.Enum):
-    """Whose a component is, and so whether what it reads by name may be a user's Function's."""
+    """Owner of a component, which determines whether its code may read attributes of a user's Function."""
 
     MODEL = "read while a model is exported"
     FUNCTION = "of a Function, whose code runs for real in each call of a graph"
-    CONTAINERS = "code that gets objects of certain classes alone, and so no Function; what it calls neither"
-    TORCH = "code of torch, which knows no attribute of a user's Function; what it calls may"
+    CONTAINERS = "code that gets only objects of certain classes, so no Function, and neither do its callees"
+    TORCH = "code of torch, which reads no attribute of a user's Function; the code that it calls may"
 
 
 @dataclass(slots=True, eq=False)
@@ -49,12 +50,12 @@ class Job:
 
     Attributes:
         label: the component's name.
-        fill: writes its content, or returns it as a text that says it exactly.
-        own: whether it is the user's; of a package's code, only what is read by name counts.
-        via: names of attributes, one of which must be read somewhere for it to matter; ``None``: it matters.
+        fill: writes the content, or returns a text that represents it exactly.
+        own: True if the component is the user's; of a package's code, only what is read by name counts.
+        via: names of attributes, one of which must be read for the component to count; ``None``: it counts.
         attribute: the name of the attribute whose value it is, if it is one.
-        of: whose it is.
-        done: whether it was written.
+        of: owner of the component.
+        done: True once it was written.
         refers: the components that it refers to.
         names: the attribute names that it reads; ``None`` if it may read any.
     """
@@ -72,14 +73,14 @@ class Job:
 
 @dataclass(slots=True)
 class _Unread:
-    """An attribute that was not written, which does not matter until something reads its name.
+    """An attribute that was not written, and does not count until some code reads its name.
 
     Attributes:
-        name: of the attribute.
-        label: the component that it was found in.
-        write: writes it.
-        read: whether something reads the name.
-        found_by: what refers to it.
+        name: name of the attribute.
+        label: name of the component that contains it.
+        write: writes the value.
+        read: True if some code reads the name.
+        found_by: the component that refers to it.
     """
 
     name: str
@@ -93,12 +94,12 @@ CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__init_subcla
 
 
 def constructor_of(cls: type) -> str:
-    """What is noted as read where a class may be called: many a constructor reads ``__init__``."""
+    """Return the name that counts as read where a class is called: many constructors read ``__init__``."""
     return f"constructor of {id(cls)}"
 
 
 class Walk:
-    """The components found so far, and what is still to be looked at.
+    """The components found so far, and those that are still to be written.
 
     Args:
         weights: id of each parameter and buffer of the model -> its name.
@@ -106,21 +107,22 @@ class Walk:
         inlines_functions: whether the code of every Function is part of the graph, as that of modules is.
 
     Attributes:
-        components: name -> sha256 of its content and its plain attributes, or the content itself if a
-            person can read it; in an order that depends on the model alone.
+        components: name -> sha256 of its content and its plain attributes, or the content itself if it is
+            readable; in an order that depends on the model alone.
         names: every attribute name that reached code reads.
-        any_name: whether reached code may read attributes of any name.
+        any_name: True if reached code may read attributes of any name.
         functions: the Functions found, by qualified name, in the order found.
-        topics: what the code asks torch about the process it runs in: ``"ranks"``, ``"devices"``.
-        guards: where each of all this was found, to be compared later in this process.
-        contents: large tensors and arrays, each with the component that it was found in. A key has the digest
-            of their elements; within a process their identity and version stand for them.
-        refusals: why the components are not enough to tell two processes apart; empty if they are. What
-            cannot be written down is pinned by its identity, for this process.
-        unseen: why they and the guards are not enough in this process either; empty if they are.
-        is_partial: whether more can be seen once the code has run.
-        asks_types: whether code asks for the very type of a value, which a subclass does not have.
-        asks_parameters: whether the user's code names ``torch.nn.Parameter``, and so may ask who is one.
+        topics: facts about the process that the code asks torch for: ``"ranks"``, ``"devices"``.
+        guards: the places of all that was found, to be compared later in this process.
+        contents: large tensors and arrays, each with the component that it was found in. A key contains the
+            digest of their elements; within a process their identity and version identify them.
+        refusals: reasons why the components cannot distinguish two processes; empty if they can. A value that
+            cannot be written is pinned by its identity, for this process.
+        unseen: reasons why they and the guards are not enough in this process either; empty if they are.
+        is_partial: True if another walk can find more once the code has run.
+        asks_types: True if code asks for the exact type of a value, which a subclass does not have.
+        asks_parameters: True if the user's code names ``torch.nn.Parameter``, so it may ask which tensors
+            are parameters.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class Walk:
         self.topics: set[str] = set()
         self.guards = GuardList()
         self.contents: list[tuple[Job, Any]] = []
-        # What is found outside of all components is found by this one.
+        # Places outside of all components are attributed to this one.
         self._job = self._top = self.guards.finder = Job("", lambda: None, False, None)
         self.refusals: list[str] = []
         self.unseen: list[str] = []
@@ -161,7 +163,7 @@ class Walk:
 
     @property
     def place(self) -> str:
-        """What people call the component that is being written."""
+        """Name of the component that is being written, for people."""
         return self._job.label
 
     def write(self, data: bytes) -> None:
@@ -169,7 +171,7 @@ class Walk:
         self._out += data
 
     def note(self, name: str, value: Any) -> None:
-        """Write down a plain attribute of the present component where a person can read it."""
+        """Add a plain attribute to the readable part of the present component."""
         text = repr(value)
         if len(text) <= LONGEST_NOTE and NOTE not in text:
             self._notes.append(f"{NOTE}{name} = {text}")
@@ -181,7 +183,7 @@ class Walk:
         self._out += data
 
     def seen(self, value: Any) -> bool:
-        """Write a reference to ``value`` if it was met before; else remember where it is now."""
+        """Write a reference to ``value`` and return True if it was met before; otherwise record its place."""
         met = self._memo.get(id(value))
         if met is not None:
             place, job = met
@@ -190,7 +192,7 @@ class Walk:
             return True
         place = form(b"@", b"%d %s" % (len(self._out), self._job.label.encode()))
         self._memo[id(value)] = place, self._job
-        self._kept.append(value)  # so that its id stays its own
+        self._kept.append(value)  # so that no other object gets its id
         return False
 
     def attempt(self, write_value: Callable[[], None]) -> str | None:
@@ -215,10 +217,10 @@ class Walk:
         return None
 
     def refuse(self, reason: str, value: Any = None) -> None:
-        """Note that ``value`` cannot be compared between processes; in this one its identity stands for it.
+        """Note that ``value`` cannot be compared between processes; in this one its identity is compared.
 
         Raises:
-            Unkeyable: inside of :meth:`attempt`, which drops what it has written.
+            Unkeyable: inside of :meth:`attempt`, which discards the data that it has written.
         """
         if self._attempts:
             raise Unkeyable(reason)
@@ -226,28 +228,28 @@ class Walk:
         self.guards.pin(value)
 
     def refuse_unseen(self, reason: str, value: Any = None) -> None:
-        """Note that nothing tells whether ``value`` stays what it is, in this process either."""
+        """Note that a change of ``value`` cannot be detected, in this process either."""
         self.note_unseen(reason)
         self.refuse(reason, value)
 
     def note_unseen(self, reason: str) -> None:
-        """Note that nothing tells in this process whether a value stays what it is."""
+        """Note that a change of a value cannot be detected in this process."""
         if not self._attempts:
             self.unseen.append(f"{self.place}: {reason}")
 
     def content(self, value: Any) -> None:
-        """Let the elements of a large tensor or array be part of the key."""
+        """Make the elements of a large tensor or array part of the key."""
         self.contents.append((self._job, value))
 
     def check(self, rule: Callable[..., None], *arguments: Any) -> None:
-        """Call ``rule``, which raises :class:`Unkeyable` for what cannot be compared between processes."""
+        """Call ``rule``, and refuse the last argument if that raises :class:`Unkeyable`."""
         try:
             rule(*arguments)
         except Unkeyable as reason:
             self.refuse(str(reason), arguments[-1])
 
     def attribute(self, name: str, write_value: Callable[[], None]) -> None:
-        """Write an attribute's name; its value is looked at once something reads ``name``, or for a key."""
+        """Write an attribute's name; its value is written once code reads ``name``, or when a key is made."""
         self.atom(name)
         self._unread.append(_Unread(name, self._job.label, write_value, self._job))
 
@@ -261,7 +263,7 @@ class Walk:
             self._job.names.update(names)
 
     def calls(self, cls: type) -> None:
-        """Note that the present component may call a class, and so its constructor and those of its bases."""
+        """Note that the present component may call a class, and its constructor and those of its bases."""
         self.reads([constructor_of(base) for base in cls.__mro__])
 
     def refer(
@@ -275,17 +277,17 @@ class Walk:
         attribute: str | None = None,
         of: Of = Of.MODEL,
     ) -> None:
-        """Write a reference to the component of ``identity``, and see to it that it is written, too.
+        """Write a reference to the component of ``identity``, and add that component to the walk.
 
         Args:
             label: the component's name; ``#2`` is added for a second identity of that name.
-            identity: the same for the same thing, for as long as the walk lasts.
-            fill: writes the component's content, or returns it as a text that says it exactly.
-            own: whether it is the user's own. What is not is only looked through: no reference is written,
-                and there is no component if it has nothing to say.
-            via: it matters only once an attribute of this name is read; ``None``: it matters.
-            attribute: the name under which a Function has it.
-            of: whose it is.
+            identity: a value that is the same for the same object throughout the walk.
+            fill: writes the component's content, or returns a text that represents it exactly.
+            own: True if the component is the user's. Other code is only inspected: no reference is written,
+                and there is no component if nothing is written.
+            via: name of the attribute that must be read for the component to count; ``None``: it counts.
+            attribute: name of the Function's attribute that it is.
+            of: owner of the component.
         """
         job = self._job_of.get(identity)
         if job is None:
@@ -305,13 +307,13 @@ class Walk:
         return label if number == 1 else f"{label}#{number}"
 
     def once(self, key: Hashable) -> bool:
-        """Whether ``key`` is asked about for the first time."""
+        """Return True if this is the first call for ``key``."""
         first = key not in self._once
         self._once[key] = None
         return first
 
     def package_of(self, cls: type) -> Package | None:
-        """The package of a class, as :func:`package_of_class` tells; asked once a walk."""
+        """Return :func:`package_of_class`, computed once per walk."""
         known = self._packages.get(id(cls))
         if known is None:
             known = self._packages[id(cls)] = (cls, package_of_class(cls))
@@ -322,7 +324,7 @@ class Walk:
         progress = True
         while progress:
             progress = False
-            for job in self._jobs:  # grows while it is worked off
+            for job in self._jobs:  # grows during the loop
                 if not job.done and self._matters(job):
                     job.done = progress = True
                     self._fill(job)
@@ -332,13 +334,13 @@ class Walk:
                     self._fill(self._job_of_attribute(unread))
 
     def run_on(self) -> None:
-        """Write what nothing is seen to read, too, as far as it can be compared between processes.
+        """Also write the attributes that no inspected code reads, if they can be compared between processes.
 
-        In a process the state of such an attribute tells nothing; between two of them a difference may be
-        one of the source's, and code that nobody looks through may read it.
+        Within a process the state of such an attribute is irrelevant. Between two processes, a difference may
+        come from the source, and code that is not inspected may read the attribute.
         """
         self.run()
-        for unread in self._unread:  # grows while it is worked off
+        for unread in self._unread:  # grows during the loop
             if not unread.read:
                 unread.read = True
                 self.attempt(functools.partial(self._fill, self._job_of_attribute(unread)))
@@ -351,7 +353,7 @@ class Walk:
         return job
 
     def traced(self) -> tuple[set[Job], frozenset[str] | None]:
-        """What an export reads, as against what only Functions read, whose code runs in each call.
+        """Return what an export reads, without what only Functions read, whose code runs in each call.
 
         Returns:
             The components, and the attribute names that they read; ``None``: they may read any.
@@ -359,7 +361,7 @@ class Walk:
         traced: set[Job] = set()
         functions: set[Job] = set()
         names: set[str] | None = set()
-        # An export reads the silent ones, too; the names that they read are none of a Function's.
+        # An export reads the silent components, too; the names that they read are not a Function's.
         telling: list[Job] = [self._top]
         silent: list[Job] = []
         while telling or silent:

@@ -1,7 +1,8 @@
-"""Operators that somebody registered with PyTorch's dispatcher, as parts of a key.
+"""Operators that users or libraries registered with PyTorch's dispatcher, as parts of a key.
 
-A graph calls such an operator, and what computes it is no part of the graph. What it takes and gives is, and
-so what tells a trace about its results, and which of them have a gradient.
+A graph calls such an operator, and the kernel is no part of the graph. The operator's schema is, and so is
+the
+code by which a trace learns about its results and about which of them have a gradient.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import torch
 from torch2ort._torch import global_state as private
 from torch2ort.cache.key.key_builder import Of, Unkeyable, Walk
 
-# Namespaces of torch.ops that are part of torch, so that its version stands for their kernels.
+# Namespaces of torch.ops that are part of torch, so torch's version identifies their kernels.
 _OF_TORCH = frozenset({"aten", "prim", "prims", "quantized", "higher_order", "torch2ort", "profiler"})
 
 
 def is_of_torch(namespace: str) -> bool:
-    """Whether ``torch.ops.<namespace>`` is part of torch."""
+    """Return True if ``torch.ops.<namespace>`` is part of torch."""
     return namespace in _OF_TORCH
 
 
 def check_namespace(namespace: str) -> None:
-    """Raise :class:`Unkeyable` for a namespace as a value, unless it is part of torch."""
+    """Raise :class:`Unkeyable` for a namespace that is used as a value, unless it is part of torch."""
     if not is_of_torch(namespace):
         raise Unkeyable(
-            f"torch.ops.{namespace} as a whole holds operators that somebody registered, and which of them "
-            f"are called cannot be seen. Name each, as torch.ops.{namespace}.name"
+            f"torch.ops.{namespace} as a whole contains registered operators, and it cannot be seen which of "
+            f"them are called. Name each, as torch.ops.{namespace}.name"
         )
 
 
@@ -37,7 +38,7 @@ def write_operator(walk: Walk, operator: Any, write: Callable[[Any], None]) -> N
     """Write a reference to an operator, or to all overloads of one name.
 
     Args:
-        walk: where to.
+        walk: the walk that receives the component.
         operator: the operator.
         write: writes any value.
     """
@@ -78,12 +79,12 @@ def _write_registered(walk: Walk, name: str, write: Callable[[Any], None]) -> No
         for attribute in derivative:
             write(attributes.get(attribute))
 
-    # As that of a Function, its code runs for real in each call.
+    # The code of the derivative runs for real in each call, as a Function's does.
     walk.refer(f"derivative of {name}", ("derivative", name), fill, of=Of.FUNCTION)
 
 
 def _libraries() -> tuple[tuple[str, int, int], ...]:
-    """The shared libraries that were loaded for their operators, one of which has this one's kernels."""
+    """Return the shared libraries loaded for their operators; one of them has this operator's kernels."""
     found = []
     for path in sorted(map(str, torch.ops.loaded_libraries)):
         status = os.stat(path)

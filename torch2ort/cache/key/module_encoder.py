@@ -19,19 +19,19 @@ _MODULE_SKIPPED = words(
     """training _non_persistent_buffers_set _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
     _load_state_dict_post_hooks"""
 )
-# Keyed by numbers that count all hooks of the process.
+# Tables of hooks; their keys are numbers that count all hooks of the process.
 _HOOKS = words(
     """_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks _forward_hooks_with_kwargs
     _forward_hooks_always_called _forward_pre_hooks_with_kwargs"""
 )
 _WEIGHTS = words("_buffers _parameters")
-# The tables of hooks that a call looks into; the others say more of the same hooks.
+# The tables of hooks that a call reads; the others contain details of the same hooks.
 _CALLED = words("_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks")
 _TABLES = _HOOKS | _WEIGHTS | words("_modules")
-# Lists of a recurrent layer's parameters, which it makes again whenever one of them is set.
+# Lists of a recurrent layer's parameters, which the layer rebuilds whenever one of them is set.
 _FLAT = words("_flat_weights _flat_weight_refs")
 _OF_MODULES = _MODULE_SKIPPED | _TABLES | _FLAT
-# The mode counts, whoever reads it.
+# The mode counts, whatever code reads it.
 _UNREAD = (_MODULE_SKIPPED | _FLAT) - {"training"}
 
 
@@ -72,8 +72,8 @@ def _guard_module(encoder: ObjectEncoder, module: torch.nn.Module) -> None:
     if id(module) in encoder.walk.modules:
         encoder.fed.update(id(v) for v in attributes.values() if isinstance(v, torch.Tensor))
     else:
-        encoder.walk.atom(module.training)  # the modes of the model's own have a component
-    # A graph is fed with the model's own; the values of others are its constants.
+        encoder.walk.atom(module.training)  # the modes of the model's own modules have a component
+    # The model's own weights are inputs of a graph; the values of others are its constants.
     guard = guards.tensors if id(module) in encoder.walk.modules else guards.items
     for name in sorted(_WEIGHTS):
         guard(attributes[name], f"{name} of {place}")
@@ -82,7 +82,7 @@ def _guard_module(encoder: ObjectEncoder, module: torch.nn.Module) -> None:
 
 
 def _called(encoder: ObjectEncoder, module: torch.nn.Module) -> str:
-    """What people call a module."""
+    """Return the description of a module, for people."""
     path, kind = encoder.walk.modules.get(id(module)), type(module).__name__
     if path is None:
         return f"a {kind} outside of the model"
@@ -90,7 +90,7 @@ def _called(encoder: ObjectEncoder, module: torch.nn.Module) -> str:
 
 
 def _table(encoder: ObjectEncoder, module: torch.nn.Module, name: str, value: Any) -> None:
-    """Write what a module keeps its hooks, weights or submodules in."""
+    """Write a module's table of hooks, weights or submodules."""
     if name in _HOOKS:
         value = list(value.values())
     elif name in _TABLES:
@@ -100,7 +100,7 @@ def _table(encoder: ObjectEncoder, module: torch.nn.Module, name: str, value: An
     if of_weights:
         write = functools.partial(_table_of_weights, encoder, value)
     if name in _TABLES:
-        # Torch's own code reads these, which nobody walks.
+        # Torch's own code reads these, and the walk does not inspect that code.
         encoder.walk.atom(name)
         write()
     else:
@@ -108,7 +108,7 @@ def _table(encoder: ObjectEncoder, module: torch.nn.Module, name: str, value: An
 
 
 def _table_of_weights(encoder: ObjectEncoder, items: Iterable[Any]) -> None:
-    """Where tracing finds parameters and buffers: a module's own tables."""
+    """Write a module's own table of parameters or buffers, in which tracing finds them."""
     for item in items:
         for part in item if type(item) is tuple else (item,):
             value = part() if isinstance(part, weakref.ref) else part

@@ -1,4 +1,4 @@
-"""Values in a key: each by the encoder of its type, other objects by their classes and attributes."""
+"""Encoding of values in a key: by the encoder of their type, or else by class and attributes."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from torch2ort.pythonop.abstract_run.opaque_objects import last_results, steps_u
 if TYPE_CHECKING:
     from torch2ort.cache.key.encoder_table import Encode
 
-# hash() of the object itself, in transformers' GenerationConfig: another number in each process.
+# hash() of the object itself, in transformers' GenerationConfig; it differs between processes.
 _HASHES = words("_original_object_hash")
 
 
 class ObjectEncoder:
-    """Writes any value that a model's code can reach.
+    """Encoder of any value that a model's code can reach.
 
     Args:
-        walk: where to.
+        walk: the walk that receives the bytes.
         unhooked: ids of the modules whose own hooks run outside of the graph.
         unread: places that do not count.
 
     Attributes:
         walk, unhooked, unread: as given.
         fed: ids of tensors among the attributes of modules: inputs of a graph, whatever their values.
-        definitions: writes functions and classes.
+        definitions: encoder of functions and classes.
     """
 
     def __init__(self, walk: Walk, unhooked: Collection[int] = (), unread: Unread = NOTHING) -> None:
@@ -57,7 +57,7 @@ class ObjectEncoder:
         """Write a value, or a reference to it.
 
         Raises:
-            Unkeyable: it holds something that cannot be compared between processes.
+            Unkeyable: it contains something that cannot be compared between processes.
         """
         data = atom(value)
         if data is not None:
@@ -65,7 +65,7 @@ class ObjectEncoder:
             return
         kind = type(value)
         if kind is tuple:
-            # Its items are what it is: a guard on it would add nothing to that on the place that holds it.
+            # A tuple never changes, so the guard on the place that contains it is enough.
             self.walk.write(b"(%d" % len(value))
             for item in value:
                 self.write(item)
@@ -73,7 +73,7 @@ class ObjectEncoder:
             set_(self, value)
         elif id(value) in self.walk.weights:
             self.weight(value)
-            # Tracing does not know it in this place, and makes a constant of it.
+            # Tracing does not recognize the weight in this place, and makes a constant of it.
             if not (self._are_arguments or self.walk.seen(value)):
                 tensor(self, value)
         elif not self.walk.seen(value):
@@ -95,7 +95,7 @@ class ObjectEncoder:
             self.write(value)
 
     def guard_value(self, read: Callable[[], Any], value: Any) -> None:
-        """Guard the place of ``value`` by what ``read`` gives."""
+        """Guard the place of ``value`` by the result of ``read``."""
         self.walk.guards.value(read, value, self.walk.place)
 
     def weight(self, tensor: torch.Tensor) -> None:
@@ -119,14 +119,14 @@ class ObjectEncoder:
             return
         if steps_unseen(value):
             self.walk.refuse_unseen(
-                f"a {kind.__qualname__} steps on without showing where it is. Keep the values in a list, or "
-                f"pass them as arguments",
+                f"a {kind.__qualname__} advances without exposing its position. Keep the values in a list, "
+                f"or pass them as arguments",
                 value,
             )
             return
         if _hides_state(kind):
             self.walk.refuse(
-                f"a {kind.__module__}.{kind.__qualname__} keeps what it is outside of Python, where it "
+                f"a {kind.__module__}.{kind.__qualname__} keeps its state outside of Python, where it "
                 f"cannot be compared between processes",
                 value,
             )
@@ -163,9 +163,9 @@ class ObjectEncoder:
         """Write an attribute.
 
         Args:
-            name: of it.
-            value: of it.
-            counts: whether code that is not looked through may read it, else reached code must have its name.
+            name: name of the attribute.
+            value: its value.
+            counts: True if code that is not inspected may read it; otherwise reached code must read its name.
         """
         if counts:
             self.walk.atom(name)
@@ -174,7 +174,7 @@ class ObjectEncoder:
         data = atom(value)
         if data is None:
             self.walk.attribute(name, functools.partial(self.write, value))
-        else:  # which can always be written
+        else:  # a plain value can always be written
             self.walk.atom(name)
             self.walk.write(data)
             self.walk.note(name, value)
@@ -189,7 +189,7 @@ def _encoder_of(value: Any) -> Encode:
 
 
 def _hides_state(kind: type) -> bool:
-    """Whether an instance holds more than its attributes and slots: its memory is larger than those need."""
+    """Return True if an instance's memory is larger than its attributes and slots need."""
     slots = sum(
         isinstance(member, types.MemberDescriptorType)
         for cls in kind.__mro__
@@ -201,7 +201,7 @@ def _hides_state(kind: type) -> bool:
 
 
 def _uncounted(kind: type, attributes: Collection[str]) -> frozenset[str]:
-    """The attributes that count in no key: a transform's last result, and what classes of torch2ort's say."""
+    """Return the attributes that count in no key: last results, or all outside of ``counted_in_keys``."""
     package = package_of_module(kind.__module__)
     own = package is not None and package.name == "torch2ort"
     counted = getattr(kind, "counted_in_keys", None) if own else None

@@ -1,7 +1,8 @@
-"""Code of installed packages: its version stands for it, except for what was changed while the process ran.
+"""Code of installed packages: identified by version, except for changes that were made while the process ran.
 
-A method or function that somebody replaced, an attribute put on a class, a function added to a table: each
-is written down next to the name under which the package's code would find it.
+A replaced method or function, an attribute that was set on a class, a function that was added to a table:
+each
+is written next to the name under which the package's code would find it.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from torch2ort.cache.key.packages import Package, package_of_function, package_o
 if TYPE_CHECKING:
     from torch2ort.cache.key.functions_and_classes import Definitions
 
-# Packages of which a version stands for everything, also for what their code uses in turn.
+# Packages whose version identifies everything, also the code that their code uses in turn.
 OPAQUE = frozenset({"python", "torch2ort", "numpy", "onnx"})
-# What stands in a class's dictionary for a function, but holds it where `functions_in` does not look.
+# Wrappers of functions in a class's dictionary in which `functions_in` does not look.
 _WRAPPERS = (functools.partial, functools.partialmethod, staticmethod, classmethod, BuiltinFunctionType)
 _CALLED_BY_PYTHON = words(
     """__call__ __getattr__ __getattribute__ __setattr__ __getitem__ __len__ __iter__ __bool__ __contains__
     __enter__ __exit__ __eq__ __torch_function__"""
 )
-# Parts of classes that are written in C: one can only stand in the place of another.
+# Parts of classes written in C: the only possible change is that one replaces another.
 _OF_C: frozenset[type] = frozenset(
     {
         types.MethodDescriptorType,
@@ -47,15 +48,15 @@ _OF_C: frozenset[type] = frozenset(
 
 
 class Installed:
-    """Looks through code of installed packages that a model uses.
+    """Inspection of the code of installed packages that a model uses.
 
     Args:
-        walk: where to write.
-        definitions: writes functions and classes of the user's.
+        walk: the walk that receives the components.
+        definitions: encoder of the user's functions and classes.
         write_value: writes any other value.
 
     Attributes:
-        classes: of packages, that were looked through.
+        classes: the inspected classes of packages.
     """
 
     def __init__(self, walk: Walk, definitions: Definitions, write_value: Callable[[Any], None]) -> None:
@@ -66,7 +67,7 @@ class Installed:
         self.classes: list[type] = []
 
     def inspect_class(self, cls: type) -> None:
-        """Look for methods and attributes that somebody put on a class of a package."""
+        """Look for methods and attributes that were set on a class of a package at run time."""
         if not self._walk.once(("inspected with its bases", cls)):
             return
         for base in cls.__mro__:
@@ -82,7 +83,7 @@ class Installed:
                     self._inspect(base, name, item)
 
     def guard_classes(self) -> None:
-        """Guard what the walked code reads of the classes of packages: once all of it is known."""
+        """Guard the attributes of packages' classes that the walked code reads; call it after the walk."""
         names = self._walk.names | _CALLED_BY_PYTHON | CONSTRUCTORS
         for cls in self.classes:
             place = f"class {cls.__module__}.{cls.__qualname__}"
@@ -92,9 +93,9 @@ class Installed:
                 self._walk.guards.class_entries(cls, names, place)
 
     def _inspect(self, base: type, name: str, item: Any) -> None:
-        # Most are plain functions.
+        # Most items are plain functions.
         functions = [item] if type(item) is FunctionType else list(functions_in(item))
-        # A package's code may call its classes as it likes: a constructor that somebody put there counts.
+        # A package's code may call its classes anywhere, so a constructor that was set on one counts.
         constructs = name in CONSTRUCTORS
         for function in map(_without_tagging, functions):
             package = package_of_function(function)
@@ -119,7 +120,7 @@ class Installed:
             self._walk.attribute(name, functools.partial(self._value, item))
 
     def _is_users(self, value: Any) -> bool:
-        """Whether the class of ``value`` is the user's own."""
+        """Return True if the class of ``value`` is the user's own."""
         kind = type(value)
         known = self._users.get(kind)
         if known is None:
@@ -127,7 +128,7 @@ class Installed:
         return known
 
     def follow(self, package: Package, function: FunctionType, via: str | None) -> None:
-        """See to it that a package's function is looked through, once it counts."""
+        """Add a package's function to the walk, which inspects it once it counts."""
         if package.name in OPAQUE or (package.name == "torch" and not _is_layer_code(function)):
             return
         self._walk.refer(
@@ -164,7 +165,7 @@ class Installed:
                 self._used(chain[:used], value)
 
     def _used(self, chain: tuple[str, ...], value: Any) -> None:
-        """What a package's code finds under a global name."""
+        """Write the value that a package's code finds under a global name."""
         walk = self._walk
         if isinstance(value, FunctionType):
             package = package_of_function(value)
@@ -198,7 +199,7 @@ class Installed:
             self.inspect_class(cls)
 
     def _table(self, chain: tuple[str, ...], value: Any) -> None:
-        """A package's table of functions, to which the user may have added some."""
+        """Write a package's table of functions, to which the user may have added some."""
         for table in _tables(value):
             self._walk.atom(chain)
             for key, item in table.items():
@@ -206,7 +207,7 @@ class Installed:
 
 
 def functions_in(item: Any) -> Iterator[FunctionType]:
-    """The Python functions behind an entry of a class's dictionary."""
+    """Yield the Python functions behind an entry of a class's dictionary."""
     if isinstance(item, FunctionType):
         yield item
     elif isinstance(item, (staticmethod, classmethod)):
@@ -223,7 +224,7 @@ def _name(function: FunctionType | BuiltinFunctionType) -> str:
 
 
 def _is_called_by_python(cls: type, name: str) -> bool:
-    """Whether a method runs though nobody reads its name; of torch's objects, only hooks are such."""
+    """Return True if a method runs although no code reads its name; in torch, only ``__call__`` counts."""
     if (cls.__module__ or "").startswith("torch."):
         return name == "__call__" and cls is not torch.nn.Module  # whose tables of hooks are guarded
     return name in _CALLED_BY_PYTHON
@@ -235,7 +236,7 @@ def _is_layer_code(function: FunctionType) -> bool:
 
 
 def _tables(value: Any) -> Iterator[dict[Any, Any]]:
-    """Dictionaries with functions or classes in them: ``value`` itself, or attributes of it or its class."""
+    """Yield dictionaries that contain functions or classes: ``value``, or attributes of it or its class."""
     if isinstance(value, dict):
         holders = [{"": value}]
     else:
@@ -249,7 +250,7 @@ def _tables(value: Any) -> Iterator[dict[Any, Any]]:
 
 
 def _without_tagging(function: FunctionType) -> FunctionType:
-    """What dynamo's wrapper calls, or the function itself."""
+    """Return the function that dynamo's wrapper calls, or the function itself."""
     while function.__module__ == private.TAGGING:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         inner = next((cell for cell in cells if isinstance(cell, FunctionType)), None)

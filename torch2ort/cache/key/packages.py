@@ -1,6 +1,6 @@
-"""Which installed package some code belongs to: its name and version then stand for the code.
+"""Installed packages to which code belongs, so that a name and a version identify the code.
 
-What is not below a folder for installed packages, or has no version there, is the user's own (also
+Code that is not below a folder for installed packages, or has no version there, is the user's own (also
 a package that was installed in editable mode), and is read instead.
 """
 
@@ -41,7 +41,7 @@ class Package:
 
 @functools.lru_cache(maxsize=4096)
 def package_of_file(path: str) -> Package | None:
-    """The package that a source file or extension module belongs to; ``None`` if it is the user's own."""
+    """Return the package of a source file or extension module; ``None`` if it is the user's own."""
     if path.startswith("<"):
         return _python() if path.startswith("<frozen ") else None
     path = real_path(path)
@@ -56,7 +56,7 @@ def package_of_file(path: str) -> Package | None:
 
 
 def package_of_module(name: str) -> Package | None:
-    """The package of an imported module; ``None`` if it is the user's own or is not imported."""
+    """Return the package of an imported module; ``None`` if it is the user's own or is not imported."""
     module = sys.modules.get(name)
     if module is None:
         return None
@@ -71,7 +71,7 @@ def package_of_module(name: str) -> Package | None:
 
 
 def package_of_import(name: str) -> Package | None:
-    """The package that an import of ``name`` would find; nothing is imported."""
+    """Return the package that an import of ``name`` would find; nothing is imported."""
     top = name.partition(".")[0]
     spec = importlib.util.find_spec(top) if top else None
     if spec is None or spec.origin is None:
@@ -80,18 +80,18 @@ def package_of_import(name: str) -> Package | None:
 
 
 def package_of_function(function: FunctionType) -> Package | None:
-    """The package of a Python function, by the file that it was compiled from."""
+    """Return the package of a Python function, by the file that it was compiled from."""
     return package_of_file(function.__code__.co_filename)
 
 
 def package_of_class(cls: type) -> Package | None:
-    """The package of a class that is found there under its name; a class made while running is the user's."""
+    """Return the package that defines a class under its name; a class made at run time is the user's."""
     package = package_of_module(cls.__module__)
     return package if package is not None and by_name(cls.__module__, cls.__qualname__) is cls else None
 
 
 def by_name(module: str, qualified_name: str) -> Any:
-    """What an imported module holds under a dotted name, or ``None``. Runs no code of anybody's."""
+    """Return the object at a dotted name of an imported module, or ``None``; no user's code runs."""
     found: Any = sys.modules.get(module)
     for part in qualified_name.split("."):
         try:
@@ -103,7 +103,7 @@ def by_name(module: str, qualified_name: str) -> Any:
 
 @functools.cache
 def own_digest() -> str:
-    """The version of torch2ort; of a working copy, also a digest of its Python sources, which change."""
+    """Return torch2ort's version; for a working copy, also a digest of its Python sources, which change."""
     if any(below(_OWN, folder) for folder in INSTALLED):
         return version("torch2ort")
     digest = hashlib.sha256()
@@ -113,7 +113,7 @@ def own_digest() -> str:
 
 
 def _content_of(path: str) -> bytes:
-    """Content of a file; in half of the time that a file object of Python's takes."""
+    """Return the content of a file, in half of the time that a Python file object takes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = os.read(descriptor, os.fstat(descriptor).st_size)
@@ -136,12 +136,13 @@ def _sources(folder: str) -> Iterator[str]:
 
 @functools.cache
 def version(distribution: str) -> str:
-    """Version of an installed distribution, or ``"none"``."""
+    """Return the version of an installed distribution, or ``"none"``."""
     try:
         found = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "none"
-    # Its own attribute `version` parses the whole file, with the package's README in it.
+    # The attribute `version` of importlib.metadata parses the whole file, which contains the package's
+    # README.
     line = re.search(r"^Version: *(\S+)", found.read_text("METADATA") or "", re.MULTILINE)
     return line[1] if line else found.version
 
@@ -159,9 +160,9 @@ def _distribution(top: str) -> Package | None:
 
 @functools.cache
 def _content(distribution: str) -> str:
-    """Digest of the code that was installed: somebody may install his own package twice with one version."""
+    """Return the digest of the installed code: users may install their own package twice with one version."""
     record = _record(distribution)
-    # Scripts hold the path of their environment. They come first, as the lines are sorted.
+    # Scripts contain the path of their environment. They come first, as the lines are sorted.
     start = 0
     while record.startswith(b"../", start):
         start = record.find(b"\n", start) + 1 or len(record)
@@ -170,11 +171,11 @@ def _content(distribution: str) -> str:
 
 
 def _record(distribution: str) -> bytes:
-    """The list of a distribution's files, with a digest of each."""
+    """Return the list of a distribution's files, with a digest of each."""
     found = importlib.metadata.distribution(distribution)
     name = f"{distribution.replace('-', '_')}-{version(distribution)}.dist-info"
     try:
-        # Where it is but for the odd installer; `read_text` takes three times as long for half a megabyte.
+        # Nearly all installers put it there; `read_text` takes three times as long for half a megabyte.
         return _content_of(str(found.locate_file(f"{name}/RECORD")))
     except OSError:
         return (found.read_text("RECORD") or "").encode()
@@ -182,7 +183,7 @@ def _record(distribution: str) -> bytes:
 
 @functools.cache
 def _owners() -> dict[str, list[str]]:
-    # Reads the file list of every installed package, so it is asked last.
+    # This reads the file list of every installed package, so it is tried last.
     return {name: list(owners) for name, owners in importlib.metadata.packages_distributions().items()}
 
 

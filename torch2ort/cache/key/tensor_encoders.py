@@ -1,4 +1,4 @@
-"""Encoders of tensors, of arrays, and of memory as C has it."""
+"""Encoders of tensors, of arrays, and of C memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch2ort.cache.key.guards import PLAIN
 if TYPE_CHECKING:
     from torch2ort.cache.key.object_encoder import ObjectEncoder
 
-# Bytes from which on a tensor is told by its identity and version within a process.
+# Size in bytes above which a tensor is identified by its identity and version within a process.
 _LARGE = 1 << 20
 
 
 def array(encoder: ObjectEncoder, value: np.ndarray[Any, Any]) -> None:
-    """Write an array of NumPy's; the elements of a large one are read for the key alone."""
+    """Write a NumPy array; the elements of a large one are read only for a key."""
     if value.dtype.hasobject:
         encoder.walk.refuse("a NumPy array of Python objects cannot be compared between processes", value)
         return
@@ -42,7 +42,7 @@ def array(encoder: ObjectEncoder, value: np.ndarray[Any, Any]) -> None:
 
 
 def subclass_of_array(encoder: ObjectEncoder, value: np.ndarray[Any, Any]) -> None:
-    """Write an array of a class of its own."""
+    """Write an array of a subclass of ``numpy.ndarray``."""
     encoder.walk.guards.type_of(value, encoder.walk.place)
     encoder.definitions.class_(type(value))
     array(encoder, value)
@@ -50,13 +50,13 @@ def subclass_of_array(encoder: ObjectEncoder, value: np.ndarray[Any, Any]) -> No
 
 
 def foreign(encoder: ObjectEncoder, value: Any) -> None:
-    """Memory as C has it, also such as other processes write to."""
+    """Write C memory, also memory that other processes write to."""
     encoder.definitions.class_(type(value))
     memory(encoder, value)
 
 
 def tensor(encoder: ObjectEncoder, value: torch.Tensor) -> None:
-    """Write a tensor's type, layout and values; those of a large one are read for the key alone."""
+    """Write a tensor's type, layout and values; the values of a large one are read only for a key."""
     if type(value) is not torch.Tensor:
         encoder.definitions.class_(type(value))
     if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
@@ -79,22 +79,23 @@ def tensor(encoder: ObjectEncoder, value: torch.Tensor) -> None:
 
 
 def digest_of(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
-    """SHA-256 of the elements, in the order of a contiguous tensor or array."""
+    """Return the SHA-256 of the elements, in the order of a contiguous tensor or array."""
     if isinstance(value, np.ndarray):
         return hashlib.sha256(value.tobytes()).hexdigest()
     plain = value.detach().cpu().contiguous()
-    # Not by numpy: PyTorch lets nobody free the memory of a tensor that was once an array, as FSDP does.
+    # ctypes instead of NumPy: PyTorch refuses to free the memory of a tensor that was once an array, as
+    # FSDP does.
     content = (ctypes.c_ubyte * plain.nbytes).from_address(plain.data_ptr())
     return hashlib.sha256(content).hexdigest()
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What tells that a tensor whose values went into the graph is another one, or was written to."""
+    """Return a value that changes if a tensor whose values are in the graph is replaced or written to."""
     return private.version_of(tensor), tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.requires_grad
 
 
 def describe(tensor: torch.Tensor) -> str:
-    """All that a graph depends on of a tensor but its values."""
+    """Return everything about a tensor that a graph depends on, except for its values."""
     kind = "Tensor" if type(tensor) in PLAIN else type(tensor).__name__
     return (
         f"{kind} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} "

@@ -1,4 +1,4 @@
-"""What users registered that can change a model's graph."""
+"""Users' registrations that can change a model's graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_OPERATORS: tuple[Table[object], ...] = (symbolics, gradients)  # type: ignor
 
 
 def walk_registrations(walk: Walk, values: ObjectEncoder) -> None:
-    """Write what is in force for the Functions that the walk found, and for operators.
+    """Write the registrations that apply to the Functions that the walk found, and to operators.
 
     Raises:
         Unkeyable: a registered callable uses something that cannot be compared between processes.
@@ -52,8 +52,8 @@ def _write_entries(values: ObjectEncoder, name: str, cls: type) -> None:
 
 
 def _write_containers(values: ObjectEncoder) -> None:
-    """How classes of others are taken apart and put together: by the user's functions."""
-    registry: Any = optree.register_pytree_node  # of all classes, where its annotations name one
+    """Write the user's functions that flatten and unflatten classes registered with optree."""
+    registry: Any = optree.register_pytree_node  # returns all classes, although its annotations name one
     for cls, entry in registry.get(namespace=NAMESPACE).items():
         if entry.kind == optree.PyTreeKind.CUSTOM and not _is_own(cls):
             values.write((cls, entry.flatten_func, entry.unflatten_func))

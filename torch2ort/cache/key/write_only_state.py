@@ -1,4 +1,4 @@
-"""What forward writes and never reads from before: no graph depends on it."""
+"""State that forward writes before it reads it: no graph depends on its earlier content."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Unread:
     """Places whose contents no graph depends on.
 
     Attributes:
-        names: by the id of a dictionary (an object's attributes, too): keys.
-        containers: ids of lists and the like.
-        alive: what has these ids, so that they stay its own.
+        names: id of a dictionary (an object's attributes, too) -> keys.
+        containers: ids of lists and other containers.
+        alive: the objects with these ids, kept alive so that no other object gets their ids.
     """
 
     names: Mapping[int, frozenset[str]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Unread:
         return Unread(kept, self.containers & other.containers, (*self.alive, *other.alive))
 
     def of(self, owner: dict[Any, Any]) -> frozenset[str]:
-        """Keys of a dictionary."""
+        """Return the unread keys of a dictionary."""
         return self.names.get(id(owner), frozenset())
 
 

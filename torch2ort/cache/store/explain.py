@@ -1,4 +1,4 @@
-"""Why an entry of the cache did not serve: which components of its key differ from another's."""
+"""Explanation of cache misses: the components in which a key differs from the nearest entry's key."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch2ort.cache.key.key_builder import NOTE
 from torch2ort.cache.store.store import Listed, Store
 
-_SHOWN = 16  # digits of a digest that tell two of them apart at a glance
+_SHOWN = 16  # digits of a digest that distinguish two of them at a glance
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One component that two keys do not share.
+    """One component in which two keys differ.
 
     Attributes:
         component: its name.
@@ -35,7 +35,7 @@ class Difference:
 
 
 def _differing_notes(before: str, after: str) -> str:
-    """The plain attributes behind two digests that differ, as ``scale = 2.0 -> 3.0``."""
+    """Return the plain attributes behind two digests that differ, as ``scale = 2.0 -> 3.0``."""
     old, new = (
         dict(note.split(" = ", 1) for note in text.split(NOTE)[1:] if " = " in note)
         for text in (before, after)
@@ -48,7 +48,7 @@ def _differing_notes(before: str, after: str) -> str:
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Difference]:
-    """The components that differ, in the order of ``after`` and then of ``before``.
+    """Return the components that differ, in the order of ``after`` and then of ``before``.
 
     >>> [str(d) for d in differences({"opset": "18", "mode": "None"}, {"opset": "20", "mode": "None"})]
     ['opset: 18 -> 20']
@@ -64,13 +64,13 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Dif
 
 
 def nearest(kind: str, name: str, components: Mapping[str, str], entries: Iterable[Listed]) -> Listed | None:
-    """The entry for a model of that name that shares the most components, or ``None`` if there is no other.
+    """Return the entry of a model of that name that differs in the fewest components, or ``None``.
 
     Args:
-        kind: what is kept.
+        kind: kind of the entry.
         name: class of the model.
-        components: of the key that is looked for.
-        entries: those to choose from.
+        components: the components of the key that is looked up; an entry with these is not considered.
+        entries: the entries to choose from.
     """
     candidates = [
         entry
@@ -85,13 +85,13 @@ def nearest(kind: str, name: str, components: Mapping[str, str], entries: Iterab
 
 
 def sentence_of_miss(kind: str, name: str, digest: str, components: Mapping[str, str], store: Store) -> str:
-    """Why a store has no entry of a key: in which components the nearest entry of that model differs.
+    """Return why a store has no entry of a key: the components in which the nearest entry differs.
 
     Args:
-        kind: what is kept.
+        kind: kind of the entry.
         name: class of the model.
-        digest: of the key.
-        components: of the key.
+        digest: digest of the key.
+        components: components of the key.
         store: the store.
     """
     other = nearest(kind, name, components, store.listed())
@@ -104,7 +104,7 @@ def sentence_of_miss(kind: str, name: str, digest: str, components: Mapping[str,
     )
 
 
-# Is called with the sentence of each miss; see ``python -m torch2ort cache explain SCRIPT``.
+# Functions that are called with the sentence of each miss; see ``python -m torch2ort cache explain SCRIPT``.
 on_miss: list[Callable[[str], None]] = []
 
 

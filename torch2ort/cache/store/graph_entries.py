@@ -1,4 +1,4 @@
-"""What belongs to one exported graph in the store: the graph itself, and what engines build from it."""
+"""Entries of one exported graph in the store: the graph itself, and the graphs that engines build from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch2ort.support.startup_timing import LOOK_UP, timed
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of a built thing.
+    """Content of an entry, as it is stored.
 
     Attributes:
         data: any JSON object.
@@ -31,7 +31,7 @@ class Shelf:
     """The entries of one exported graph.
 
     Attributes:
-        store: where they are.
+        store: the store that contains the entries.
         key: the graph's key.
     """
 
@@ -39,21 +39,21 @@ class Shelf:
     key: Key
 
     def obtain(self, kind: str, settings: Mapping[str, str], make: Callable[[], Kept]) -> Kept:
-        """What ``make`` gives, out of the store if it is there, else made now and stored.
+        """Return the result of ``make`` from the store, or call ``make`` and store the result.
 
-        One process makes it; others that want it meanwhile wait and then read it.
+        One process makes the entry; others that need it meanwhile wait and then read it.
 
         Args:
-            kind: what it is, for people.
-            settings: all that it depends on besides the graph.
-            make: builds it.
+            kind: kind of the entry, for people.
+            settings: everything that the entry depends on besides the graph.
+            make: builds the entry.
         """
         key = Key.of(self.key.name, {"graph": self.key.digest, "kind": kind, **settings})
         kept = self._read(key)
         if kept is not None:
             return kept
         with exclusive.looking(), self.store.lock(key.digest) as locked:
-            # Another process may have made it while this one waited.
+            # Another process may have made the entry while this one waited.
             kept = self._read(key) if locked else None
             if kept is None:
                 kept = make()
@@ -76,7 +76,7 @@ def keep(store: Store, key: Key, kind: str, kept: Kept) -> str | None:
     """Add an entry to the store.
 
     Returns:
-        Why the store does not take it; ``None`` if it is there now.
+        The reason why the store refused the entry; ``None`` if it is stored.
     """
     try:
         store.write(manifest_of(key.digest, kind, key.name, key.components, kept.data), kept.files)

@@ -1,4 +1,4 @@
-"""Where the export cache is, as the settings say."""
+"""Location of the export cache, as the settings define it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NAME = "torch2ort"
 
 
 def cache_folder(options: Options) -> Path | None:
-    """The folder of the export cache; ``None`` where the settings switch it off.
+    """Return the folder of the export cache; ``None`` if the settings switch the cache off.
 
     Args:
-        options: ``cache_dir`` names it, or leaves it to :func:`users_folder`.
+        options: ``cache_dir`` names the folder; ``None`` there means :func:`users_folder`.
 
     Raises:
         RefusedError: the user has no home folder.
@@ -29,9 +29,9 @@ def cache_folder(options: Options) -> Path | None:
 
 
 def users_folder() -> Path | None:
-    """``$XDG_CACHE_HOME/torch2ort``; without that variable, or with a relative path, ``~/.cache/torch2ort``.
+    """Return ``$XDG_CACHE_HOME/torch2ort``, or ``~/.cache/torch2ort`` if that is unset or relative.
 
-    The XDG Base Directory Specification 0.8 is the source of this rule.
+    The rule is that of the XDG Base Directory Specification 0.8.
 
     Raises:
         RefusedError: the user has no home folder.
@@ -49,10 +49,10 @@ def users_folder() -> Path | None:
 
 
 def opened_store(options: Options) -> Store | None:
-    """The store of :func:`cache_folder`; ``None`` where the settings switch it off.
+    """Return the store in :func:`cache_folder`; ``None`` if the settings switch the cache off.
 
     Raises:
-        RefusedError: the folder cannot serve as one.
+        RefusedError: the folder cannot serve as a store.
     """
     folder = cache_folder(options)
     if folder is None:

@@ -1,4 +1,4 @@
-"""What an entry of the store says about itself: a JSON file that shows any change to it."""
+"""Manifest of an entry of the store: a JSON file that reveals any change to the entry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "manifest.json"
 
 
 class DamagedError(Exception):
-    """An entry is not as it was written; the message is a clause."""
+    """An entry differs from what was written; the message is a clause."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Manifest:
 
     Attributes:
         digest: the entry's name: digest of its key.
-        kind: what is kept: ``"graph"``, ``"gradient graph"``, ``"inference graph"``.
+        kind: kind of the entry: ``"graph"``, ``"gradient graph"``, ``"inference graph"``.
         name: class of the model, for people.
         created: seconds since 1970.
-        components: what the key was made of.
-        data: content for those who wrote it; any JSON object.
+        components: the components of the key.
+        data: content for the code that wrote the entry; any JSON object.
         files: name -> sha256 of the content.
     """
 
@@ -41,20 +41,20 @@ class Manifest:
     files: Mapping[str, str]
 
     def to_bytes(self) -> bytes:
-        """The file's content: the manifest, and a sha256 of it."""
+        """Return the file's content: the manifest and its sha256."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         text = json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=0).encode()
         return b"".join((*_frame(text), text, _END))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
-        """The manifest that :meth:`to_bytes` wrote.
+        """Return the manifest that :meth:`to_bytes` wrote.
 
         Raises:
             DamagedError: ``content`` differs from what was written, or is of another version.
         """
         text = content[_START : -len(_END)]
-        # The digest is of the very bytes, so nothing in the file can change unseen.
+        # The digest covers every byte, so no change to the file goes undetected.
         if content != b"".join((*_frame(text), text, _END)):
             raise DamagedError("its manifest was changed")
         try:
@@ -68,12 +68,12 @@ class Manifest:
 
 
 def sha256(content: bytes) -> str:
-    """Hexadecimal sha256."""
+    """Return the hexadecimal sha256."""
     return hashlib.sha256(content).hexdigest()
 
 
 def _frame(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """What stands in front of a manifest's text: a JSON object with the text's digest."""
+    """Return the prefix of a manifest's text: the start of a JSON object, with the text's digest."""
     return b'{"sha256": "', sha256(text).encode(), b'", "manifest":\n'
 
 

@@ -1,4 +1,4 @@
-"""Files that nobody else can have written: made for their owner alone, and checked before they are read."""
+"""Files that no other user can have written: made for their owner alone, and checked before they are read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UntrustedError(Exception):
-    """A file or directory that somebody else owns or can write to; the message is a clause."""
+    """A file or directory that another user owns or can write to; the message is a clause."""
 
 
 def check_owner(status: os.stat_result, what: str) -> None:
-    """Raise :class:`UntrustedError` if others own or can write to ``what``, which ``status`` is of."""
+    """Raise :class:`UntrustedError` if another user owns or can write to ``what``, whose status is given."""
     if status.st_uid != os.geteuid():
         raise UntrustedError(f"{what} belongs to user {status.st_uid}, expected user {os.geteuid()}")
     if status.st_mode & _OTHERS_WRITE:
@@ -30,7 +30,7 @@ def private_directory(path: Path) -> None:
     """Make a directory of mode 0700, with its parents, or check the one that exists.
 
     Raises:
-        UntrustedError: it belongs to somebody else, or others can write to it.
+        UntrustedError: it belongs to another user, or others can write to it.
         OSError: it cannot be made.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,10 +39,10 @@ def private_directory(path: Path) -> None:
 
 @contextmanager
 def opened_directory(path: Path) -> Iterator[int]:
-    """A descriptor of a directory of ours, which stays with it when another takes its name.
+    """Open a directory of this user; the descriptor still refers to it after another takes its name.
 
     Raises:
-        UntrustedError: it belongs to somebody else, or others can write to it.
+        UntrustedError: it belongs to another user, or others can write to it.
         FileNotFoundError: it does not exist.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -54,10 +54,10 @@ def opened_directory(path: Path) -> Iterator[int]:
 
 
 def read_file(name: str, directory: int) -> bytes:
-    """Content of a regular file of ours.
+    """Return the content of a regular file of this user.
 
     Raises:
-        UntrustedError: it belongs to somebody else, others can write to it, or it is no regular file.
+        UntrustedError: it belongs to another user, others can write to it, or it is not a regular file.
         OSError: it cannot be read.
     """
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)

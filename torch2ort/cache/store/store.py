@@ -1,8 +1,9 @@
-"""The folder of entries: written once and whole, checked before they are used, the oldest thrown away.
+"""The folder of entries: each is written once, checked before use, and removed when it is the oldest.
 
-An entry is a folder of files with a manifest. It is written under a temporary name and takes its own by
-one rename, so that no reader sees a half of it; the first writer wins. Manifests are JSON, graphs are ONNX;
-the libraries of fused regions alone are code that is run.
+An entry is a folder of files with a manifest. It is written under a temporary name and gets its own by
+one rename, so that no reader sees a partial entry; the first writer wins. Manifests are JSON, graphs are
+ONNX.
+The libraries of fused regions are the only code in entries that is run.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from torch2ort.cache.store.manifest import DamagedError, Manifest, sha256
 from torch2ort.log import logger
 from torch2ort.support.user_warnings import warn
 
-DEFAULT_LIMIT = 1 << 30  # bytes; graphs hold no weights, so this is thousands of them
+DEFAULT_LIMIT = 1 << 30  # bytes; graphs contain no weights, so this is thousands of graphs
 WAIT_SECONDS = 600.0
 _FOLDER = f"v{_manifest.VERSION}"
 _LEFTOVER_SECONDS = 24 * 3600.0
 
 
 class RefusedError(Exception):
-    """A folder cannot serve as a store, or cannot take an entry; the message is a sentence."""
+    """A folder cannot serve as a store, or cannot accept an entry; the message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Entry:
     """An entry as it was written.
 
     Attributes:
-        manifest: what it says about itself.
+        manifest: the entry's description.
         files: content by name.
     """
 
@@ -50,12 +51,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listed:
-    """What a listing tells about an entry.
+    """One entry in a listing.
 
     Attributes:
-        manifest: what it says about itself.
+        manifest: the entry's description.
         size: bytes on disk.
-        used: when it was read last, in seconds since 1970.
+        used: time of the last read, in seconds since 1970.
     """
 
     manifest: Manifest
@@ -67,11 +68,11 @@ class Store:
     """Entries below one folder, for any number of processes.
 
     Args:
-        folder: made with mode 0700 if it does not exist.
-        limit: bytes beyond which the entries that were not used for longest are removed.
+        folder: the folder; it is made with mode 0700 if it does not exist.
+        limit: bytes beyond which the least recently used entries are removed.
 
     Raises:
-        RefusedError: others own the folder or can write to it, or it cannot be made.
+        RefusedError: another user owns the folder or can write to it, or it cannot be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int = DEFAULT_LIMIT) -> None:
@@ -92,13 +93,13 @@ class Store:
     # --- reading
 
     def read(self, digest: str) -> Entry | None:
-        """The entry of that name; ``None`` if there is none. A damaged one is none, too, with a warning."""
+        """Return the entry of that name; ``None`` if there is none, or, with a warning, if it is damaged."""
         path = self._root / digest
         try:
             with files.opened_directory(path) as directory:
                 try:
                     entry = _read(directory, digest)
-                    with contextlib.suppress(OSError):  # a store that is only read
+                    with contextlib.suppress(OSError):  # a read-only store
                         os.utime(directory)
                     return entry
                 except (DamagedError, files.UntrustedError, OSError) as error:
@@ -112,7 +113,7 @@ class Store:
             return None
 
     def find(self, text: str) -> Iterator[Manifest]:
-        """The manifests that contain ``text``, those of the entries used last first."""
+        """Yield the manifests that contain ``text``, the most recently used entry's first."""
         with contextlib.suppress(OSError):
             for path in sorted(self._entries(), key=lambda path: -path.stat().st_mtime):
                 with (
@@ -124,7 +125,7 @@ class Store:
                         yield Manifest.from_bytes(content)
 
     def listed(self) -> list[Listed]:
-        """Every readable entry, the last used first."""
+        """Return every readable entry, the most recently used first."""
         found = []
         for path in self._entries():
             with (
@@ -138,14 +139,14 @@ class Store:
     # --- writing
 
     def write(self, manifest: Manifest, content: Mapping[str, bytes]) -> None:
-        """Add an entry; one that is there already stays.
+        """Add an entry; an existing one is left as it is.
 
         Args:
-            manifest: its ``files`` are filled in here.
+            manifest: the entry's description; its ``files`` are filled in here.
             content: the files' content by name.
 
         Raises:
-            RefusedError: it is over the limit, or the disk is full or read-only.
+            RefusedError: the entry is over the limit, or the disk is full or read-only.
         """
         size = sum(map(len, content.values()))
         if size > self._limit:
@@ -173,7 +174,7 @@ class Store:
             try:
                 os.rename(temporary, self._root / manifest.digest)
             except OSError:
-                # A folder that is not empty is never replaced: another process was first.
+                # A rename never replaces a folder that is not empty: another process was first.
                 if not (self._root / manifest.digest).is_dir():
                     raise
             files.sync_directory(self._root)
@@ -182,14 +183,14 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, digest: str, seconds: float = WAIT_SECONDS) -> Iterator[bool]:
-        """Be the one process that makes an entry.
+        """Lock an entry, so that no other process makes it.
 
         Args:
             digest: the entry's name.
-            seconds: how long to wait while another process makes it.
+            seconds: the longest time to wait while another process makes the entry.
 
         Yields:
-            Whether the lock was got. If not, the wait was too long or the folder cannot be written to.
+            True if the lock was acquired. Otherwise the wait was too long, or the folder is not writable.
         """
         lock = filelock.FileLock(self._locks / f"{digest}.lock", timeout=seconds, mode=0o600)
         try:
@@ -204,10 +205,10 @@ class Store:
         finally:
             lock.release()
 
-    # --- throwing away
+    # --- removing
 
     def clear(self) -> tuple[int, int]:
-        """Remove every entry; returns how many there were, and how many bytes they took."""
+        """Remove every entry, and return the number of entries and of their bytes."""
         entries = self._entries()
         size = sum(map(_size, entries))
         for path in entries:
@@ -235,7 +236,7 @@ class Store:
         self._remove_leftovers("", older_than=_LEFTOVER_SECONDS)
 
     def remove(self, digest: str) -> None:
-        """Take an entry away by one rename, so that no reader finds a half of it."""
+        """Remove an entry by one rename, so that no reader finds a partial entry."""
         path = self._root / digest
         doomed = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
         with contextlib.suppress(OSError):
@@ -243,7 +244,7 @@ class Store:
             shutil.rmtree(doomed, ignore_errors=True)
 
     def _remove_leftovers(self, digest: str, older_than: float = 0.0) -> None:
-        """Remove what writers left that were killed; the lock's holder knows that no other writer lives."""
+        """Remove files of killed writers; the lock's holder knows that no other writer is alive."""
         latest = time.time() - older_than
         with contextlib.suppress(OSError):
             for path in self._root.glob(f".{digest}*.tmp"):
@@ -270,7 +271,7 @@ def _read(directory: int, digest: str) -> Entry:
 
 
 def _is_still(path: Path, directory: int) -> bool:
-    """Whether ``path`` still leads to the opened directory, which another process may have removed."""
+    """Return True if ``path`` still leads to the opened directory; another process may have removed it."""
     try:
         status, opened = os.stat(path, follow_symlinks=False), os.fstat(directory)
     except OSError:
@@ -288,5 +289,5 @@ def _size(path: Path) -> int:
 def manifest_of(
     digest: str, kind: str, name: str, components: Mapping[str, str], data: Mapping[str, Any]
 ) -> Manifest:
-    """The manifest of an entry that is to be written now."""
+    """Return the manifest of an entry that is written now."""
     return Manifest(digest, kind, name, time.time(), dict(components), dict(data), {})

@@ -1,1 +1,1 @@
-"""What a Function does, seen before its first real call: on fake tensors, or once on the sample's own."""
+"""Observation of a Function before its first real call: on fake tensors, or once on the sample's own."""

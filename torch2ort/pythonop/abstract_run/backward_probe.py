@@ -1,6 +1,8 @@
-"""One run of a site's ``backward``, watched: what a graph would answer or lose otherwise than eager PyTorch.
+"""One observed run of a site's ``backward``, to find behaviour in which a graph differs from eager PyTorch.
 
-A gradient of a graph is contiguous, a saved tensor has no history, and a write to what a node keeps is lost.
+A gradient of a graph is contiguous, a saved tensor has no history, and a write to a value that a node keeps
+is
+lost.
 """
 
 from __future__ import annotations
@@ -27,25 +29,26 @@ from torch2ort.pythonop.native import backward_of, native
 from torch2ort.pythonop.site import TENSOR, Result, Site
 
 _Tensors = Sequence[torch.Tensor]
-# A backward of more operators than these is not looked at to its end.
+# A backward with more operators than these is not observed to its end.
 _MOST_OPERATORS = 5_000
 _WAY_OUT = "Write to a buffer that forward only reads, or return the value from forward"
 
 
 def refuse_backward(site: Site, left: Left, result: Result, gradients: _Tensors) -> tuple[bool, bool]:
-    """Run ``backward`` and refuse what it does that no graph does.
+    """Run ``backward`` and refuse behaviour that a graph cannot reproduce.
 
     Args:
-        site: the call; gets :attr:`Site.written_back`.
-        left: what ``forward`` left.
-        result: what is known of it.
-        gradients: one a tensor output.
+        site: the call; its :attr:`Site.written_back` is filled.
+        left: the tensors and the context that ``forward`` left.
+        result: the result of ``forward``.
+        gradients: one per tensor output.
 
     Returns:
-        Whether it ended, and whether it asked how tensors lie in memory.
+        Two values: True if backward ended, and True if it read the memory layout of tensors.
 
     Raises:
-        ExportError: it asks a saved tensor for its history, or writes to or reaches on to what is a graph's.
+        ExportError: backward asks a saved tensor for its history, writes to a value of the graph, or
+            backpropagates into the graph.
     """
     arguments = {p: t for p, reference in left.arguments.items() if (t := reference()) is not None}
     outputs = [reference() for reference in left.outputs]
@@ -55,7 +58,7 @@ def refuse_backward(site: Site, left: Left, result: Result, gradients: _Tensors)
             _run(site, left.context, result, gradients)
         ended = True
     except (Exception, EndedRun) as error:
-        # As text: a record of the log would hold the frames, and the tensors in them.
+        # Logged as text: a log record with the error would hold the frames, and the tensors in them.
         logger.debug("%s: backward was not seen to its end at export (%s)", site.func_name, str(error))
     refuse_history(site, asked, "backward")
     refuse_backpropagation(site, arguments, "backward")
@@ -64,7 +67,7 @@ def refuse_backward(site: Site, left: Left, result: Result, gradients: _Tensors)
 
 
 def _run(site: Site, context: native.Context, result: Result, gradients: _Tensors) -> Any:
-    """What ``backward`` returns."""
+    """Return the result of ``backward``."""
     assert site.function is not None
     given: list[torch.Tensor | None] = [None] * len(result.outputs)
     for i, (position, gradient) in enumerate(zip(_tensors_of(result), gradients, strict=False)):
@@ -110,13 +113,13 @@ def _refuse_writes(
 def gradients_of(
     site: Site, tensors: _Tensors, result: Result, laid_out: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[torch.Tensor]:
-    """What ``backward`` gives for real tensors.
+    """Return the gradients that ``backward`` computes for real tensors.
 
     Args:
         site: the call.
         tensors: its arguments.
-        result: what is known of it.
-        laid_out: of a gradient of an output, the same numbers elsewhere in memory.
+        result: the result of ``forward``.
+        laid_out: returns an output's gradient in another memory layout, with the same numbers.
     """
     context = native.Context(site.needs_input_grad)
     with Watch(most=_MOST_OPERATORS):
@@ -132,7 +135,7 @@ def gradients_of(
 
 
 def like_gradient(output: torch.Tensor) -> torch.Tensor:
-    """Numbers that may be the gradient of ``output``."""
+    """Return a tensor of possible values for the gradient of ``output``."""
     made = torch.empty(output.shape, dtype=output.dtype, device=output.device)
     if not (output.dtype.is_floating_point or output.dtype.is_complex):
         return made.zero_()
@@ -140,7 +143,7 @@ def like_gradient(output: torch.Tensor) -> torch.Tensor:
 
 
 def not_in_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in memory that starts where ``tensor``'s would, in another order."""
+    """Return the same numbers with the same offset, in another memory order."""
     if tensor.dim() > 1:
         return tensor.T.contiguous().T if tensor.dim() == 2 else _reversed(_reversed(tensor).contiguous())
     return tensor.repeat_interleave(2)[::2] if tensor.dim() else tensor
@@ -155,25 +158,25 @@ def refuse_gradient_layout(
     arguments: list[torch.Tensor],
     found: Callable[[list[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]], list[torch.Tensor]],
 ) -> None:
-    """Refuse a ``backward`` that computes other values for gradients in rows than for others.
+    """Refuse a ``backward`` that computes other values for contiguous gradients than for others.
 
     Args:
         site: the call.
-        arguments: real tensors that lie in memory as those of the model do.
-        found: what backward gives for arguments and gradients laid out so.
+        arguments: real tensors with the memory layouts of the model's.
+        found: returns the gradients of backward, from arguments and a function that lays gradients out.
 
     Raises:
-        ExportError: it does.
+        ExportError: backward computes other values.
     """
     try:
         one = found(arguments, not_in_rows)
         other = found([t.contiguous() for t in arguments], torch.Tensor.contiguous)
     except (Exception, EndedRun):
-        # Of made-up numbers it need not make sense.
+        # Backward may fail on made-up numbers.
         return
     if len(one) != len(other) or not all(map(is_alike, one, other)):
         raise ExportError(
-            f"{site.func_name}: backward asks how tensors lie in memory and computes other values for "
-            f"contiguous ones, which all are in a graph. Call .contiguous() on the gradients at its begin, "
-            f"or let it compute the same for both"
+            f"{site.func_name}: backward reads the memory layout of tensors and computes other values for "
+            f"contiguous ones, and in a graph all are contiguous. Call .contiguous() on the gradients at its "
+            f"start, or make it compute the same for both"
         )

@@ -1,13 +1,18 @@
-"""The abstract run: what a site's ``forward`` gives, found without the runs of a graph.
+"""The abstract run, which finds the outputs of a site's ``forward`` without a run of a graph.
 
-A registered shape inferer has the first word on sizes. Without one, ``forward`` is run on fake tensors,
-whose symbolic sizes come out as expressions of the inputs' sizes. If that is impossible, as for a forward
-that branches on values or loops for long, it is run once on real tensors: those that the call gets when the
-model runs on the sample, or made-up ones where nobody knows them. That tells rank and dtype; every size is a
-fresh symbol. Of a run on fake tensors that ended early, and of one that took a varying size for a number,
-conditions on sizes would be left: then the model is traced again, without such runs of the Function.
-If the model's code cannot be traced with such symbols, it is traced with the sizes of that run, which each
-run of the graph then checks (:mod:`torch2ort.pythonop.runtime_checks`).
+A registered shape inferer determines the sizes. Without one, ``forward`` is run on fake tensors, and the
+sizes of
+its outputs are expressions of the inputs' symbolic sizes. If that is impossible, as for a forward that
+branches on
+values or has long loops, it is run once on real tensors: those that the call gets when the model runs on the
+sample, or made-up ones if these are unknown. That run determines rank and dtype, and every size is a new
+symbol.
+A run on fake tensors that ended early, or that specialized a varying size to a number, would leave
+conditions on
+sizes; then the model is traced again, without such runs of the Function. If the model's code cannot be
+traced with
+new symbols, it is traced with the sizes of the real run, which each run of the graph then checks
+(:mod:`torch2ort.pythonop.runtime_checks`).
 """
 
 from __future__ import annotations
@@ -60,13 +65,13 @@ _Numbers = Callable[["int | torch.SymInt"], int]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What one abstract run showed.
+    """Record of one abstract run.
 
     Attributes:
-        observation: what the graph must know.
-        sizes: of each tensor output; ``None`` for a size that depends on values, a pair for that of an
+        observation: the observation of ``forward``.
+        sizes: the sizes of each tensor output; ``None`` for a data-dependent size, a pair for the size of an
             argument's dimension.
-        inputs: what the sizes are expressed in; ``None`` if in nothing.
+        inputs: description of the inputs in whose sizes the sizes are expressed; ``None`` if they are not.
     """
 
     observation: Observation
@@ -74,12 +79,12 @@ class _Run:
     inputs: Any
 
 
-# A program is traced several times; a Function that writes to Python objects must run for that once.
+# A program is traced several times, but a Function that writes to Python objects must run only once for that.
 _runs: weakref.WeakKeyDictionary[Site, _Run] = weakref.WeakKeyDictionary()
 
 
 def fake_outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensor outputs of ``site`` as fake tensors; fills ``site.result`` and ``site.shapes``.
+    """Return the tensor outputs of ``site`` as fake tensors, and fill ``site.result`` and ``site.shapes``.
 
     Args:
         site: the call.
@@ -87,7 +92,7 @@ def fake_outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
 
     Raises:
         UserError: ``forward`` raised also on real tensors, or an inferer raised.
-        ExportError: ``forward`` returns something that a graph cannot hold.
+        ExportError: ``forward`` returns a value that a graph cannot contain.
         ShapeInferenceError: the Function's inferer is wrong.
         InplaceMapError: the Function's in-place map is wrong.
     """
@@ -98,14 +103,14 @@ def fake_outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
 
 
 def share_run(like: Site, site: Site) -> None:
-    """Have an internal site give what another one, of the same arguments, gives for the same inputs."""
+    """Make an internal site share the abstract run of ``like``, a site with the same arguments."""
     run = _runs.get(like)
     if run is not None and run.inputs is not None:
         _runs[site] = run
 
 
 def gives_size_of_one(site: Site) -> bool:
-    """Whether ``site`` runs on real tensors only, and gave one there that may be broadcast."""
+    """Return True if ``site`` runs on real tensors only, and an output there has a broadcastable size 1."""
     run = _runs.get(site)
     return run is not None and run.inputs is None and any(1 in t.shape for t in run.observation.outputs)
 
@@ -114,7 +119,7 @@ def _outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     run = _runs.get(site)
     if run is None:
         run = _runs[site] = _run(site, inputs, again=leave_out_fake_runs)
-        # Later passes lay tensors out in their own way.
+        # This check is made in the first trace only: later passes change memory layouts.
         _refuse_other_answers(site, inputs, run.observation)
     elif run.inputs not in (None, _described(inputs)):
         run = _runs[site] = _run(site, inputs, again=None)
@@ -127,7 +132,7 @@ def _outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _refuse_other_answers(site: Site, inputs: Sequence[torch.Tensor], seen: Observation) -> None:
-    """Refuse a forward that computes something else where its arguments are what they are in a graph."""
+    """Refuse a forward whose results differ for arguments as a graph passes them."""
     if site.internal:
         return
     refuse_history(site, seen.asked)
@@ -146,16 +151,16 @@ def _refuse_other_answers(site: Site, inputs: Sequence[torch.Tensor], seen: Obse
 
 
 def _laid_out(sizes: Sequence[int | torch.SymInt], seen: torch.Tensor) -> torch.Tensor:
-    """A tensor of these sizes, whose dimensions lie in memory in the order in which those of ``seen`` do.
+    """Return a tensor of these sizes, whose dimensions have the memory order of those of ``seen``.
 
-    By it random numbers are drawn for the tensor and its like, although every value of a graph is contiguous.
+    Random numbers for the tensor are drawn in this order, although every value of a graph is contiguous.
     """
     axes = range(len(sizes))
     order = list(axes)
     strides = seen.stride()
     if all(has_hint(n) for n in (*seen.shape, *strides)):
         hints = [size_hint(stride) for stride in strides]
-        # Of memory that elements share PyTorch takes no order over.
+        # PyTorch does not keep the order of memory that elements share.
         if all(hint > 0 or size_hint(seen.shape[axis]) == 1 for axis, hint in enumerate(hints)):
             order = sorted(axes, key=lambda axis: -hints[axis])
     empty = torch.empty([sizes[axis] for axis in order], dtype=seen.dtype, device=seen.device)
@@ -170,7 +175,7 @@ def _size(size: Size | torch.SymInt, given: Mapping[int, torch.Tensor]) -> int |
 
 
 def _described(inputs: Sequence[torch.Tensor]) -> Any:
-    """All that the sizes of the outputs come from."""
+    """Return everything that the sizes of the outputs depend on."""
     environments = {id(environment_of(t)) for t in inputs}
     return environments, [(t.dtype, str(t.device), str(t.shape), str(t.stride())) for t in inputs]
 
@@ -181,7 +186,7 @@ def _run(site: Site, inputs: Sequence[torch.Tensor], again: Callable[[Site], Non
     Args:
         site: the call.
         inputs: its tensor arguments.
-        again: has the trace begin again without runs on fake tensors, where it can; ``None`` in later traces.
+        again: restarts the trace without runs on fake tensors, if possible; ``None`` in later traces.
     """
     seen = _fake_run(site, inputs, again) if runs_on_fake_tensors(site) else None
     if seen is not None:
@@ -200,14 +205,14 @@ def _run(site: Site, inputs: Sequence[torch.Tensor], again: Callable[[Site], Non
 def _fake_run(
     site: Site, inputs: Sequence[torch.Tensor], again: Callable[[Site], None] | None
 ) -> Observation | None:
-    """What a run on fake tensors shows; ``None`` if there is no such run."""
+    """Return the observation of a run on fake tensors; ``None`` if ``forward`` does not run on them."""
     varying, known = _varying(inputs), _conditions(inputs)
     try:
         seen = observed(site, [fresh_like(t) for t in inputs])
     except Torch2OrtError:
         raise
     except Exception as error:
-        # As text: a record of the log would hold the frames, and the tensors in them.
+        # Logged as text: a log record with the error would hold the frames, and the tensors in them.
         logger.debug(
             "%s: forward does not run on fake tensors (%s); running it once on real ones",
             site.func_name,
@@ -223,12 +228,12 @@ def _fake_run(
 
 
 def _varying(inputs: Sequence[torch.Tensor]) -> int:
-    """How many sizes of some tensors vary."""
+    """Return the number of sizes of some tensors that vary."""
     return sum(not is_constant(size) for t in inputs for size in t.shape)
 
 
 def _conditions(inputs: Sequence[torch.Tensor]) -> int:
-    """How many conditions on sizes of inputs their trace relies on by now."""
+    """Return the number of conditions on sizes of inputs that their trace currently relies on."""
     environment = next((environment_of(t) for t in inputs), None)
     return 0 if environment is None else len(guards_of(environment))
 
@@ -236,10 +241,12 @@ def _conditions(inputs: Sequence[torch.Tensor]) -> int:
 def _sizes_of_run(
     site: Site, inputs: Sequence[torch.Tensor], seen: Observation
 ) -> tuple[tuple[Size, ...], ...]:
-    """The sizes of a run on the sample's tensors, as one on made-up tensors explains them.
+    """Return the sizes of a run on the sample's tensors, explained by a second run on made-up tensors.
 
-    By their values: a size that differs although no tensor's size does is ``None``. And by their sizes, which
-    tell a size that goes with that of an argument from one that is the same number by chance.
+    The values differ between the runs: a size that differs although no argument's size does is ``None``. The
+    arguments' sizes differ, too, which distinguishes a size that equals that of an argument from one that
+    is the
+    same number by chance.
     """
     given = dict(zip(site.tensor_positions, inputs, strict=True))
     number = other_numbers(inputs)
@@ -257,17 +264,18 @@ def _sizes_of_run(
 
 
 def _like(size: int, now: int, axis: int, given: Mapping[int, torch.Tensor], number: _Numbers) -> Size:
-    """A size as that of an argument's dimension which varies, likeliest the same one; else the number.
+    """Return a size as that of an argument's varying dimension, preferably the same one, or as a number.
 
-    Nothing is said of a number that is no size of an argument, where some of them vary and were the same in
-    both runs: it may go with them.
+    The result is ``None`` for a number that is not the size of an argument, if sizes of arguments vary and
+    were
+    the same in both runs: the number may vary with them.
 
     Args:
-        size: in the run on the sample.
-        now: in the run on made-up tensors.
+        size: the size in the run on the sample.
+        now: the size in the run on made-up tensors.
         axis: the dimension.
         given: position of a tensor argument -> the tensor.
-        number: gives the sizes of the made-up tensors.
+        number: returns the sizes of the made-up tensors.
     """
     sizes: list[tuple[tuple[int, int], Any]] = [
         ((position, i), dim) for position, tensor in given.items() for i, dim in enumerate(tensor.shape)
@@ -278,7 +286,7 @@ def _like(size: int, now: int, axis: int, given: Mapping[int, torch.Tensor], num
         return next((pair for pair in like if pair[1] == axis), like[0])
     if size != now:
         return None
-    # A size of 1 is broadcast, which torch.export does not do with one that it does not know.
+    # A size of 1 must be known: torch.export does not broadcast an unknown size.
     known = size == 1 or any(int(dim) == size for _, dim in sizes if is_constant(dim))
     told = any(size_hint(dim) != number(dim) for _, dim in varying)
     return size if known or told or not varying else None
@@ -303,7 +311,7 @@ def _made_up(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _made_up_run(site: Site, inputs: Sequence[torch.Tensor], number: _Numbers) -> Observation | None:
-    """Another run, on made-up values of the sizes that ``number`` gives; ``None`` if it fails."""
+    """Run again on made-up values of the sizes that ``number`` returns; return ``None`` if that fails."""
     with private.without_fake_mode(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
             seen = observed(site, [real_like(t, number) for t in inputs])

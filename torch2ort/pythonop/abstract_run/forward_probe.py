@@ -1,4 +1,4 @@
-"""One run of a site's ``forward``, watched: all that the graph must know of it but no caller is told."""
+"""One observed run of a site's ``forward``, which finds all its properties that the graph depends on."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from torch2ort.pythonop.autocast import entered
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 
-# What operators give of a quantised tensor is quantised, too, but for these.
+# Operators whose result for a quantized tensor is not quantized; the results of all others are.
 _PLAIN_AGAIN = frozenset(
     {torch.ops.aten.dequantize, torch.ops.aten.int_repr, torch.ops.aten.q_per_channel_scales}
 )
 
 
 class UserError(Exception):
-    """Carries an exception of the user's ``forward`` out of torch's dispatcher unchanged."""
+    """Carrier that passes an exception of the user's ``forward`` through torch's dispatcher unchanged."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -36,15 +36,15 @@ class UserError(Exception):
 
 
 class LongRunError(Exception):
-    """``forward`` does more on fake tensors than a trace has time for."""
+    """``forward`` runs more operators on fake tensors than a trace has time for."""
 
 
 class EndedRun(BaseException):
-    """Ends a run of a Function's code. No code of a user's may catch it."""
+    """Signal that ends a run of a Function's code. User code must not catch it."""
 
 
-# An operator takes a millisecond on tensors of symbolic sizes. A size that values decide, as each mask makes
-# one, is compared with all others. These are counts, as a graph must not depend on how busy a machine is.
+# An operator takes a millisecond on tensors of symbolic sizes. A data-dependent size, as each mask makes
+# one, is compared with all others. These are counts, because a graph must not depend on the machine's load.
 _MOST_OPERATORS = 3000
 _MOST_DECIDED_SIZES = 8
 # Namespaces of operators that other processes wait for.
@@ -52,16 +52,16 @@ _COLLECTIVE = frozenset({"c10d", "_c10d_functional", "symm_mem"})
 
 
 class Watch(private.TorchDispatchMode):
-    """Notices operators that draw from the random generator, and the memory that operators write to.
+    """Observer of operators that draw from the random generator, and of the memory that operators write to.
 
-    A tensor's version does not tell: nothing counts writes below autograd, where fake tensors are run.
+    A tensor's version does not show writes: they are not counted below autograd, where fake tensors run.
 
     Args:
         own: the memory of the tensors that ``forward`` gets.
-        decided: how many sizes there are that values decide, in the trace that the tensors are of; ``None``
-            for real tensors.
-        most: how many operators a run may have, without those that other processes wait for; by default any
-            number of all of them on real tensors.
+        decided: returns the number of data-dependent sizes in the tensors' trace; ``None`` for real tensors.
+        most: the largest number of operators in a run, in which operators that other processes wait for are
+            not
+            allowed; by default, real tensors have no limit, and all operators are allowed.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Watch(private.TorchDispatchMode):
     @staticmethod
     @contextlib.contextmanager
     def ending() -> Iterator[None]:
-        """Raise a :class:`LongRunError` where a run inside was ended."""
+        """Raise a :class:`LongRunError` if a run inside of the context was ended."""
         try:
             yield
         except EndedRun as end:
             raise LongRunError(str(end)) from None
 
     def _end_beyond_bounds(self, func: Any) -> None:
-        """End a run that goes past the bounds."""
+        """End a run that exceeds the limits."""
         self._operators += 1
         if self._most is not None and self._operators > self._most:
             raise EndedRun(f"it runs more than {self._most} operators")
@@ -112,7 +112,7 @@ class Watch(private.TorchDispatchMode):
         result = func(*args, **kwargs)
         if any(given is tensor for tensor in self.quantised for given in args):
             if func.overloadpacket in _PLAIN_AGAIN:
-                # A fake tensor was plain all the time, and may be given back as it is.
+                # A fake tensor is never quantized, so the operator may return its argument.
                 result = result.clone()
             else:
                 self.quantised.append(result)
@@ -120,21 +120,21 @@ class Watch(private.TorchDispatchMode):
             self.quantised.append(result)
         self._own |= memory(result) - memory((*args, *kwargs.values()))
         for value in result if isinstance(result, (list, tuple)) else (result,):
-            # What an operator wrote to is older.
+            # A result that is an argument was written to, so it is older.
             if isinstance(value, torch.Tensor) and not any(value is given for given in args):
                 self.made.append(weakref.ref(value))
         return result
 
 
 def results_of(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of the tensors that ``forward`` gives for ``tensors``."""
+    """Return copies of the tensors that ``forward`` returns for ``tensors``."""
     returned = run_forward(site, native.Context(site.needs_input_grad), site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)
     return [v.detach().clone() for v in values if isinstance(v, torch.Tensor)]
 
 
 def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -> Any:
-    """``forward`` of the site's Function on ``arguments``, in either of its two styles."""
+    """Call ``forward`` of the site's Function on ``arguments``, in either of its two styles."""
     function = site.function
     if function is None:
         raise ExportError(f"{site.func_name}: this Function is not resolved to a class, so it cannot run")
@@ -147,21 +147,21 @@ def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -
 
 
 def fresh_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same shape, strides and type over memory of its own."""
-    # Storage of its own: whether it outlives the call then tells what the Function kept.
+    """Return a tensor of the same shape, strides and type with memory of its own."""
+    # With its own storage, the tensor shows whether the Function keeps it beyond the call.
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def real_like(tensor: torch.Tensor, number: Callable[[int | torch.SymInt], int]) -> torch.Tensor:
-    """Made-up data of the sizes, and where it is in memory, that ``tensor`` has in a sample.
+    """Return made-up data with the sizes, strides and offset that ``tensor`` has in a sample.
 
     Args:
-        tensor: fake.
-        number: gives what a size is there.
+        tensor: a fake tensor.
+        number: returns the number of a size in the sample.
     """
     shape = [number(s) for s in tensor.shape]
     strides, begin = [number(s) for s in tensor.stride()], number(tensor.storage_offset())
-    # What code says to an order of memory, as `view` does, it says in eager PyTorch, too.
+    # Code that depends on the memory order, as `view` does, behaves as in eager PyTorch.
     size = 1 + sum((s - 1) * stride for s, stride in zip(shape, strides, strict=True)) if all(shape) else 0
     size += begin
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
@@ -173,19 +173,19 @@ def real_like(tensor: torch.Tensor, number: Callable[[int | torch.SymInt], int])
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one run of ``forward`` showed.
+    """Observation of one run of ``forward``.
 
     Attributes:
-        result: what the graph must know.
+        result: the properties that the graph depends on.
         outputs: a tensor of the shape, strides and type of each tensor output.
-        aliases: pairs of an output's position and the position of the argument whose memory it is.
+        aliases: pairs of an output's position and the position of the argument whose memory it shares.
         contiguous: positions of the tensor arguments that were contiguous, as they are in a runtime.
         storages: the memory of each tensor output of the run.
-        made: the tensors of the run; whoever holds one now keeps it.
-        found: memory that was there before the run, and that it wrote to.
-        asked: what forward asked of tensors beside their values.
-        backward: of a backward that was run, whether all of it was seen that ever is, and whether it asked
-            how tensors lie in memory.
+        made: the tensors of the run; one that is still alive is kept by some code.
+        found: memory that existed before the run and that it wrote to.
+        asked: properties of tensors beside their values that forward read.
+        backward: two values for a backward that was run: True if as much of it was observed as ever is, and
+            True if it read the memory layout of tensors.
     """
 
     result: Result
@@ -201,12 +201,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What ``forward`` left for ``backward``.
+    """Context and tensors that ``forward`` left for ``backward``.
 
     Attributes:
-        context: of the call.
-        arguments: the tensor arguments by position, as far as somebody keeps them.
-        outputs: the tensors that it returned, the same.
+        context: context of the call.
+        arguments: the tensor arguments by position, if they are still alive.
+        outputs: the returned tensors, if they are still alive.
     """
 
     context: native.Context
@@ -217,17 +217,17 @@ class Left:
 def observe(
     site: Site, tensors: list[torch.Tensor], around: AbstractContextManager[Any] | None = None
 ) -> tuple[Observation, Left]:
-    """Run ``forward`` on ``tensors`` (which this empties) and note all that the graph must know.
+    """Run ``forward`` on ``tensors`` (a list that this empties), and observe all that the graph depends on.
 
     Args:
         site: the call.
-        tensors: one a tensor argument.
-        around: what forward runs inside of.
+        tensors: one per tensor argument.
+        around: context in which forward runs.
 
     Raises:
         ExportError: ``forward`` returned tensors inside a container.
-        LongRunError: it does too much on fake tensors.
-        Exception: whatever ``forward`` raises.
+        LongRunError: ``forward`` runs too many operators on fake tensors.
+        Exception: any exception that ``forward`` raises.
     """
     positions = site.tensor_positions
     _require_gradients(site, tensors)
@@ -235,7 +235,7 @@ def observe(
     context = native.Context(site.needs_input_grad)
     references = {p: weakref.ref(t) for p, t in zip(positions, tensors, strict=True)}
     observation, outputs = _describe(site, context, tensors, storages, around or contextlib.nullcontext())
-    # Only the Function itself (through ctx, an attribute, a global) may still hold the inputs now.
+    # From here on, only the Function itself (through ctx, an attribute, a global) may hold the inputs.
     tensors.clear()
     kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
     held = tuple(i for i, storage in enumerate(observation.storages) if not storage.expired())
@@ -256,7 +256,7 @@ def _describe(
     storages: list[StorageWeakRef],
     around: AbstractContextManager[Any],
 ) -> tuple[Observation, list[weakref.ref[torch.Tensor]]]:
-    """Run ``forward`` and describe what it did; nothing of the run is held afterwards but ``context``."""
+    """Run ``forward`` and describe the run, of which only ``context`` is kept afterwards."""
     from torch2ort.sizes.symbols import decided_sizes, is_value  # sympy is slow to import
 
     positions = site.tensor_positions
@@ -308,7 +308,7 @@ def _describe(
 
 
 def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> tuple[int, ...]:
-    """Positions of the outputs that were marked so, or whose dtype has no gradient."""
+    """Return the positions of outputs that were marked non-differentiable or whose dtype has no gradient."""
     marked = {id(t) for t in context.non_differentiable or ()}
     return tuple(
         i
@@ -318,22 +318,22 @@ def _without_gradient(context: native.Context, outputs: list[torch.Tensor]) -> t
 
 
 def refuse_backpropagation(site: Site, tensors: Mapping[int, torch.Tensor], method: str) -> None:
-    """Refuse a method that asked autograd for gradients of what a graph computed, by their positions.
+    """Refuse a method that backpropagated into arguments that a graph computes; ``tensors``: by position.
 
     Raises:
-        ExportError: it did.
+        ExportError: the method did.
     """
     for position, tensor in tensors.items():
         if position not in site.originals and tensor.is_leaf and tensor.grad is not None:
             raise ExportError(
-                f"{site.func_name}: {method} calls backward() through argument {position}, which reaches on "
-                f"to what computed it in eager PyTorch, and ends there in a graph. Call it on a detach() of "
-                f"the argument, or take torch.autograd.grad"
+                f"{site.func_name}: {method} calls backward() through argument {position}, which in "
+                f"eager PyTorch continues to the operators that computed it, and in a graph ends there. Call "
+                f"it on a detach() of the argument, or use torch.autograd.grad"
             )
 
 
 def _attributes(values: Sequence[Any], arguments: Container[int]) -> tuple[tuple[int, str], ...]:
-    """Position of a new tensor and name of an attribute that somebody set on it; ``arguments``: ids."""
+    """Return position of a new tensor and name of an attribute that was set on it; ``arguments``: ids."""
     return tuple(
         (i, name)
         for i, v in enumerate(values)
@@ -343,7 +343,7 @@ def _attributes(values: Sequence[Any], arguments: Container[int]) -> tuple[tuple
 
 
 def _aliases(values: Sequence[Any], storages: Mapping[int, StorageWeakRef]) -> frozenset[tuple[int, int]]:
-    """Position of each output that begins where an argument does, and that of the argument."""
+    """Return the position of each output that begins where an argument does, and of that argument."""
     return frozenset(
         (i, p)
         for i, v in enumerate(values)
@@ -353,19 +353,19 @@ def _aliases(values: Sequence[Any], storages: Mapping[int, StorageWeakRef]) -> f
 
 
 def _repeated(values: Sequence[Any], arguments: Container[int]) -> tuple[tuple[int, int], ...]:
-    """Position of each tensor that is returned again -> the last one; ``arguments``: ids, of each a view."""
+    """Return position of each repeated tensor -> its last one; ``arguments``: ids, returned as views."""
     last = {id(v): i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and id(v) not in arguments}
     return tuple((i, last[id(v)]) for i, v in enumerate(values) if last.get(id(v), i) != i)
 
 
 def _begins(tensor: torch.Tensor, storage: StorageWeakRef) -> bool:
-    """Whether ``tensor`` lies at the begin of ``storage``. Asks nothing of symbols that would bind them."""
+    """Return True if ``tensor`` is at the start of ``storage``; no condition on symbols is added."""
     offset = tensor.storage_offset()
     return isinstance(offset, int) and offset == 0 and StorageWeakRef(tensor.untyped_storage()) == storage
 
 
 def is_contiguous(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is contiguous. Asks nothing of symbols that would bind them."""
+    """Return True if ``tensor`` is contiguous; no condition on symbols is added."""
     expected: int | torch.SymInt = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         if str(stride) != str(expected):
@@ -394,7 +394,7 @@ def _refuse_quantised_tensors(site: Site, values: tuple[Any, ...], quantised: li
 
 
 def holds_tensor(value: Any) -> bool:
-    """Whether there is a tensor anywhere inside ``value``."""
+    """Return True if there is a tensor anywhere inside ``value``."""
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,4 +1,4 @@
-"""A shape inferer's answer, checked: whatever it is asked for, and whoever wrote it."""
+"""Validation of the shapes and dtypes that a shape inferer returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Dim: TypeAlias = "int | sympy.Expr | None"
 
 @dataclass(frozen=True, slots=True)
 class InferredTensor:
-    """What an inferer says about one tensor output.
+    """Shape and dtype that an inferer returned for one tensor output.
 
     Attributes:
         shape: a number, an expression, or ``None`` (unknown) per dimension; ``None`` for an unknown rank.
@@ -37,16 +37,16 @@ def infer_outputs(
     shapes: Sequence[Sequence[int | sympy.Expr] | None],
     dtypes: Sequence[torch.dtype],
 ) -> tuple[InferredTensor, ...]:
-    """What ``inferer`` says about the outputs of a call.
+    """Return the shapes and dtypes that ``inferer`` computes for the outputs of a call.
 
     Args:
-        inferer: what was registered; it gets copies of the lists.
+        inferer: the registered inferer; it gets copies of the lists.
         node: the call.
         shapes: one entry per tensor argument.
         dtypes: one entry per tensor argument.
 
     Raises:
-        ShapeInferenceError: the answer is no pair of lists of shapes and dtypes.
+        ShapeInferenceError: the result is not a pair of lists of shapes and dtypes.
     """
     given = [None if s is None else list(s) for s in shapes]
     with Undone():

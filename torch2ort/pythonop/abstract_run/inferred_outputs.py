@@ -1,8 +1,9 @@
 """The outputs of a site that has a shape inferer.
 
-The inferer gives the sizes. All else that the graph must know (what ``forward`` writes to, keeps, marks,
-returns beside tensors) is seen in a run of ``forward`` at the sample's sizes, where the inferer's answer
-is checked too. That run sees no symbols, so that it cannot tie the trace to a size.
+The inferer returns the sizes. Everything else that the graph depends on (what ``forward`` writes to, keeps,
+marks, and returns beside tensors) is observed in a run of ``forward`` at the sample's sizes, which also
+checks the
+inferer's result. That run has no symbols, so it cannot specialize the trace to a size.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ from torch2ort.sizes.symbols import SizeSpace, size_hint
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a run of ``forward`` at the sample's sizes showed; shapes are of all its tensor outputs."""
+    """Record of a run of ``forward`` at the sample's sizes; ``shapes`` has one entry per tensor output."""
 
     inputs: tuple[tuple[int, ...], ...]
     observation: Observation
     shapes: tuple[tuple[int, ...], ...]
 
 
-# A program is traced several times; its Functions need to run for this once.
+# A program is traced several times, but its Functions need to run only once for this.
 _seen: weakref.WeakKeyDictionary[Site, _Seen | None] = weakref.WeakKeyDictionary()
 
 
 def inferred_outputs(site: Site, inputs: Sequence[torch.Tensor], inferer: Inferer) -> list[torch.Tensor]:
-    """The tensor outputs of ``site`` as fake tensors of the sizes that ``inferer`` says.
+    """Return the tensor outputs of ``site`` as fake tensors of the sizes that ``inferer`` returns.
 
     Args:
         site: the call; its ``result`` is filled.
         inputs: its tensor arguments in call order, fake.
-        inferer: what is registered for the Function.
+        inferer: the inferer of the Function.
 
     Raises:
-        ShapeInferenceError: the answer is malformed, or a run of ``forward`` contradicts it.
+        ShapeInferenceError: the inferer's result is malformed, or a run of ``forward`` contradicts it.
         UserError: the inferer raised.
     """
     context = torch.library.get_ctx()
@@ -85,7 +86,7 @@ def inferred_outputs(site: Site, inputs: Sequence[torch.Tensor], inferer: Infere
 
 
 def _run_once(site: Site, inputs: Sequence[torch.Tensor]) -> _Seen | None:
-    """Run ``forward`` without symbols; ``None`` if it runs neither on fake nor on real tensors."""
+    """Run ``forward`` without symbols; return ``None`` if it runs neither on fake nor on real tensors."""
     shapes = tuple(tuple(size_hint(d) for d in t.shape) for t in inputs)
     with private.without_fake_mode():
         try:
@@ -114,9 +115,9 @@ def _run_once(site: Site, inputs: Sequence[torch.Tensor]) -> _Seen | None:
 def _cautious_result(
     site: Site, inputs: Sequence[torch.Tensor], inferred: Sequence[InferredTensor]
 ) -> Result:
-    """What is assumed of a ``forward`` that nobody could run: tensors out, every input kept, random.
+    """Return the assumed result of a ``forward`` that does not run: tensors, every input kept, random.
 
-    A declared in-place map is believed. The rest is checked in each run, see :mod:`unobserved`.
+    A declared in-place map is trusted. The rest is checked in each run, see :mod:`runtime_checks`.
     """
     ranks = [len(_known_rank(site, i, tensor)) for i, tensor in enumerate(inferred)]
     types = tuple(TensorType(t.dtype, rank) for t, rank in zip(inferred, ranks, strict=True))
@@ -146,7 +147,7 @@ def _known_rank(site: Site, output: int, tensor: InferredTensor) -> tuple[Dim, .
 
 
 def _check(site: Site, space: SizeSpace, inferred: Sequence[InferredTensor], seen: _Seen) -> None:
-    """Raise :class:`ShapeInferenceError` where the inferer and the run contradict each other."""
+    """Raise :class:`ShapeInferenceError` if the inferer and the run contradict each other."""
     returned = len(seen.observation.result.tensors) - len(seen.observation.result.hidden)
     if len(inferred) != returned:
         raise ShapeInferenceError(

@@ -1,4 +1,4 @@
-"""Calls by which a Function's code speaks with the world: files, logs, clocks, other processes."""
+"""Calls of a Function's code that do input or output: files, logs, clocks, other processes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from typing import Any
 
 from torch2ort.support.install_paths import is_pythons_module
 
-# What is written in C and speaks with the world.
+# Modules written in C that do input or output.
 _OUTSIDE = frozenset(("_io", "io", "nt", "posix", "time", "_posixsubprocess", "_socket", "_warnings"))
 _PURE = frozenset(("fspath", "StringIO", "BytesIO"))
 _SPEAKS: frozenset[Any] = frozenset((print, open, input))
-# Called for what is logged, and not for what a level leaves out.
+# Called only for records that are logged, not for those that the level filters out.
 _LOGS = logging.Logger.makeRecord.__code__
-# Of libraries that trace: what they do for themselves while the Function runs.
+# Libraries that trace; their own calls while the Function runs do not count.
 _TRACES = ("torch", "torch2ort", "sympy", "mpmath")
 
 
 @contextlib.contextmanager
 def in_front_of_calls_outside(found: Callable[[str], None]) -> Iterator[None]:
-    """Call ``found`` with the name of what code of a Function's calls inside, in front of each such call.
+    """Call ``found`` before each such call of a Function's code in the context, with the callee's name.
 
-    What ``found`` raises ends that code. Finalizers of unreachable objects, which may call whatever they like
-    and are no part of it, wait until it has ended.
+    An exception of ``found`` ends that code. Finalizers of unreachable objects, which may call anything and
+    are
+    no part of the code, wait until it has ended.
     """
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
@@ -62,7 +63,7 @@ def _is_outside(called: Any) -> bool:
 
 
 def _is_functions(frame: FrameType | None) -> bool:
-    """Whether a frame is of the Function's code, or of Python's that it called, and not of what traces it."""
+    """Return True if a frame is of the Function's code, or of the standard library called by it."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.partition(".")[0] in _TRACES:

@@ -1,9 +1,10 @@
-"""What ``forward`` asks of its arguments beside their values, and a graph answers differently.
+"""Queries of ``forward`` about its arguments, beside their values, for which a graph has other answers.
 
-Each value of a graph is contiguous, is no view and has no history: a ``forward`` that tells a transposed
-argument from others, or a leaf from what was computed, would be told otherwise than in eager PyTorch. Many
-ask and compute the same either way, as by ``if not x.is_contiguous(): x = x.contiguous()``, so what they give
-is compared.
+Each value of a graph is contiguous, is not a view and has no history. A ``forward`` that distinguishes a
+transposed argument from others, or a leaf from a computed tensor, would behave differently from eager
+PyTorch.
+Many compute the same either way, as by ``if not x.is_contiguous(): x = x.contiguous()``, so their results are
+compared.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ _OF_A_GRADIENT = ("is_leaf", "grad_fn", "register_hook()", "retain_grad()")
 
 
 class Questions(TorchFunctionMode):
-    """Notices them.
+    """Observer of such queries.
 
     Args:
         arguments: tensor arguments of the call, by position.
-        outputs: its tensor outputs, if there are some already.
+        outputs: its tensor outputs, if they exist already.
 
     Attributes:
-        layout: whether the layout of any tensor was asked for.
-        history: position of an argument that was asked for its history, and what for.
-        output: position of an output that was, and what for.
+        layout: True if the memory layout of any tensor was read.
+        history: position of an argument whose history was read, and the name of the query.
+        output: position of an output whose history was read, and the name of the query.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class Questions(TorchFunctionMode):
 
 
 def refuse_history(site: Site, asked: Questions, method: str = "forward") -> None:
-    """Refuse a method of a Function that asked for an answer which no run of a graph has.
+    """Refuse a method of a Function that read the history of a tensor, which no run of a graph has.
 
     Raises:
-        ExportError: it did.
+        ExportError: the method did.
     """
     if asked.output is not None:
         number, name = asked.output
@@ -90,12 +91,12 @@ def refuse_history(site: Site, asked: Questions, method: str = "forward") -> Non
         return
     if name in ("register_hook()", "retain_grad()"):
         raise ExportError(
-            f"{site.func_name}: {method} calls {name} of argument {position}, whose gradient a graph has not "
-            f"outside of itself. Do in backward what is to be done with it"
+            f"{site.func_name}: {method} calls {name} of argument {position}, whose gradient exists only "
+            f"inside of a graph. Process the gradient in backward instead"
         )
     raise ExportError(
         f"{site.func_name}: {method} asks for {name} of argument {position}, which in a graph has no "
-        f"history: each run would answer as for a leaf that is no view. Ask in front of apply, and "
+        f"history: each run would answer as for a leaf that is not a view. Read it before apply, and "
         f"pass the answer as an argument"
     )
 
@@ -105,27 +106,27 @@ def refuse_layout(site: Site, arguments: _Values, results: Callable[[_Values], _
 
     Args:
         site: the call.
-        arguments: real tensors that lie in memory as those of the model do.
-        results: what forward gives for some tensors.
+        arguments: real tensors with the memory layouts of the model's.
+        results: returns the results of forward for some tensors.
 
     Raises:
-        ExportError: it does.
+        ExportError: forward computes other values.
     """
     try:
         one, other = results(arguments), results([t.contiguous() for t in arguments])
     except Exception:
-        # Of made-up numbers it need not make sense.
+        # Forward may fail on made-up numbers.
         return
     if len(one) != len(other) or not all(map(is_alike, one, other)):
         raise ExportError(
-            f"{site.func_name}: forward asks how its arguments lie in memory and computes other values for "
-            f"contiguous ones, which all are in a graph. Call .contiguous() on them in front of apply, or "
-            f"let forward compute the same for both"
+            f"{site.func_name}: forward reads the memory layout of its arguments and computes other values "
+            f"for contiguous ones, and in a graph all are contiguous. Call .contiguous() on them before "
+            f"apply, or make forward compute the same for both"
         )
 
 
 def is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two runs gave the same, but for rounding."""
+    """Return True if the results of two runs are equal up to rounding."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     loose = 1e-2 if one.element_size() < 4 else 1e-4

@@ -1,6 +1,6 @@
-"""Arguments of Functions without the proxies that a trace has of modules with two names.
+"""Removal of a trace's proxies, of modules with two names, from arguments of Functions.
 
-They serve the trace alone, and a site's arguments outlive it.
+The proxies are valid only during the trace, and a site's arguments outlive it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch2ort._torch import autograd_functions as private
 
 
 def without_proxies(value: Any) -> Any:
-    """``value`` with the modules themselves; the very same object where it holds no proxy."""
+    """Return ``value`` with the modules themselves; the very same object if it contains no proxy."""
     kind = type(value)
     if kind in (list, tuple):
         items = [without_proxies(item) for item in value]
@@ -43,7 +43,7 @@ def _differ(made: Any, given: Any) -> bool:
 
 
 def _replace_in(cell: types.CellType) -> None:
-    """Have a closure's variable hold the module itself, which it does in eager PyTorch, too."""
+    """Set a closure's variable to the module itself, as in eager PyTorch."""
     try:
         held = cell.cell_contents
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tensors and sizes of a trace that an argument of a Function holds where a graph does not see them."""
+"""Tensors and sizes of a trace inside of a Function's argument, where a graph does not see them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch2ort.pythonop.abstract_run.object_snapshot import Snapshot
 
 
 def find_unseen(path: str, argument: Any) -> str | None:
-    """Where an argument that is no tensor holds one, or a size, that only the trace has.
+    """Find a tensor or a size of the trace inside of an argument that is not a tensor.
 
-    Those that a module holds as parameters and buffers are its own again after the trace.
+    Parameters and buffers of modules do not count: modules get their own tensors back after the trace.
 
     Args:
-        path: what the argument is called.
+        path: name of the argument.
         argument: the argument.
 
     Returns:
-        The path to the first one, and its kind; ``None`` if there is none.
+        The path to the first tensor or size, and its kind; ``None`` if there is none.
     """
     found = _Held(path, argument).paths
     return found[0] if found else None

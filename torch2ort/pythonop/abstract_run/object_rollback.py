@@ -1,9 +1,10 @@
-"""What the abstract runs of an export write to Python objects, and how no trace of it is left.
+"""Rollback of the writes of an export's abstract runs to Python objects.
 
-A Function may write to its arguments, to its class, to what its closure or a global holds: a counter, an
-observer's range, a table. An export runs it on fake or sample data. What such a run writes is seen by the
-Functions that run after it, as in eager; the model's code sees :class:`Unknown` in its place, as what it read
-there would be a number of the export's in the graph; and when the export ends, all is as it was.
+A Function may write to its arguments, to its class, to objects in its closure or a global: a counter, an
+observer's range, a table. An export runs it on fake or sample data. The Functions that run afterwards see the
+writes of such a run, as in eager PyTorch. The model's code sees :class:`Unknown` instead, because a value
+that it
+read there would become a constant of the graph. When the export ends, the previous state is restored.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from torch2ort.pythonop.site import TENSOR, Site
 
 
 class Unknown:
-    """Stands where a Function wrote, until the export ends: a value that only a run of the graph has."""
+    """Placeholder where a Function wrote, until the export ends: a value that only a run of the graph has."""
 
     def __init__(self, what: str, writer: str) -> None:
         self.__dict__.update(_what=what, _writer=writer)
 
     def refuse(self) -> NoReturn:
-        """Say that the model must not read this.
+        """Refuse a read of this value by the model.
 
         Raises:
             ExportError: always.
@@ -52,7 +53,7 @@ class Unknown:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Torch got one as an argument."""
+        """Refuse a call of torch that gets such a value as an argument."""
         for value in (*args, *(kwargs or {}).values()):
             if isinstance(value, cls):
                 value.refuse()
@@ -77,7 +78,7 @@ for _operation in _OPERATIONS:
 
 @dataclass(slots=True)
 class _Shadow:
-    """A place that abstract runs wrote to: what it held, what Functions see, and what the model sees."""
+    """A place that abstract runs wrote to: its content before, for Functions, and for the model."""
 
     holder: Holder[Any]
     before: Any
@@ -86,13 +87,13 @@ class _Shadow:
 
 
 class Generators:
-    """The random generators of Python and numpy, as they are now."""
+    """The present states of the random generators of Python and NumPy."""
 
     def __init__(self) -> None:
         self._python, self._numpy = random.getstate(), np.random.get_state()
 
     def restore(self) -> list[str]:
-        """Have them be as they were; says which of them were not."""
+        """Restore the states, and return the names of the generators that had changed."""
         changed = []
         if random.getstate() != self._python:
             changed.append("Python's random generator")
@@ -104,14 +105,14 @@ class Generators:
 
 
 class Traces:
-    """What the abstract runs of one export wrote, until :meth:`remove`.
+    """Writes of the abstract runs of one export, until :meth:`remove`.
 
     Args:
         model: the model, before it is traced.
-        originals: what Functions get as it is in runs; nothing by default.
+        originals: the tensors that runs pass to Functions as the very same objects; none by default.
 
     Attributes:
-        written: paths of what each site's forward wrote to, by the site's key.
+        written: paths of the places that each site's forward wrote to, by the site's key.
         originals: see above.
     """
 
@@ -125,10 +126,10 @@ class Traces:
 
     @contextlib.contextmanager
     def running(self, site: Site) -> Iterator[tuple[list[str], Snapshot]]:
-        """Have ``site``'s forward run inside.
+        """Record the writes of ``site``'s forward, which runs inside of the context.
 
-        Returns:
-            A list that gets the paths of what was written to, and what is looked at.
+        Yields:
+            A list that receives the paths of the written places, and the snapshot of the state before.
         """
         written: list[str] = []
         self._show(of_functions=True)
@@ -151,25 +152,25 @@ class Traces:
             self._show(of_functions=False)
 
     def is_trained(self, site: Site) -> bool:
-        """Whether ``site``'s backward runs, in steps of the very model."""
+        """Return True if ``site``'s backward will run in training steps of this model."""
         return site in self._trained
 
     def will_train(self, site: Site) -> None:
-        """Say that ``site``'s backward will run, if the graph is trained where the model is."""
+        """Note that ``site``'s backward will run, if :attr:`Originals.are_trained`."""
         if self.originals.are_trained:
             self._trained.add(site)
 
     def note_tensors(self, site: Site, made: Iterable[weakref.ref[torch.Tensor]]) -> None:
-        """Remember the tensors of a run, of which :meth:`remove` leaves none."""
+        """Record the tensors of a run, for :meth:`refuse_kept_tensors`."""
         self._made.extend((site.func_name, tensor) for tensor in made)
 
     def remove(self) -> None:
-        """Leave no trace of the runs, and none of those to come."""
+        """Undo the writes of all runs, and from now on those of later runs when they end."""
         self._over = True
         for shadow in self._shadows.values():
             now = shadow.holder.read()
             if isinstance(shadow.holder, Named):
-                # Other values are of the model's own making.
+                # The model itself wrote the other values.
                 kept = {k: v for k, v in now.items() if not isinstance(v, Unknown)}
                 lost = {k: v for k, v in shadow.before.items() if k not in kept}
                 shadow.holder.write({**kept, **lost})
@@ -178,13 +179,13 @@ class Traces:
         self._shadows.clear()
 
     def refuse_kept_tensors(self) -> None:
-        """Make sure that nobody holds a tensor of a run any more.
+        """Check that no code keeps a tensor of a run alive.
 
         Raises:
-            ExportError: somebody does.
+            ExportError: some code does.
         """
         for generation in range(3):
-            # What a run leaves in circles is young mostly; all generations of a large process take a second.
+            # Most reference cycles of a run are young; all generations of a large process take a second.
             if all(tensor() is None for _, tensor in self._made):
                 break
             gc.collect(generation)
@@ -192,8 +193,8 @@ class Traces:
         self._made.clear()
         if name is not None:
             raise ExportError(
-                f"{name}: forward keeps a tensor where an export cannot take it away again, and it is none "
-                f"of a run's: export runs forward once to see what it gives. Keep tensors in an attribute of "
+                f"{name}: forward keeps a tensor where an export cannot remove it, and it is not the tensor "
+                f"of a run: export runs forward once to learn its outputs. Keep tensors in an attribute of "
                 f"the Function, of an argument or of the model, in a global or a closure"
             )
 
@@ -218,7 +219,7 @@ class Traces:
                 shadow.holder.write(shadow.shown)
                 continue
             if isinstance(shadow.holder, Named):
-                # What the model wrote meanwhile, Functions see.
+                # Functions see the values that the model wrote meanwhile.
                 now = shadow.holder.read()
                 shadow.written = {
                     k: shadow.written.get(k) if isinstance(v, Unknown) else v for k, v in now.items()
@@ -227,7 +228,7 @@ class Traces:
 
 
 def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
-    """:func:`~torch2ort.pythonop.abstract_run.forward_probe.observe`, which leaves no trace."""
+    """Call :func:`~torch2ort.pythonop.abstract_run.forward_probe.observe`, and undo its side effects."""
     if site.internal:
         return observe(site, tensors)[0]
     from torch2ort.sizes.symbols import environment_of, unbound_values  # sympy is slow to import
@@ -250,7 +251,7 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
         seen, left = observe(site, given, held)
         traces.note_tensors(site, seen.made)
         written += ["a tensor"] * undone.has_writes()
-        # Of numpy's memory nobody tells that it is new, but what is new ends with the run.
+        # NumPy does not report new memory, but new memory is freed when the run ends.
         written += ["a tensor" for memory in seen.found if not memory.expired()]
         if traces.is_trained(site):
             with _as_before(state), traces.originals.same_gradients():
@@ -263,7 +264,7 @@ def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
 
 @contextlib.contextmanager
 def _as_before(state: Snapshot) -> Iterator[None]:
-    """Leave no trace of what runs inside, which is no part of ``forward``."""
+    """Undo all writes of the code inside of the context, which is no part of ``forward``."""
     tensors = places(state.values())
     try:
         with state.unchanged(), _same_generators():
@@ -287,7 +288,7 @@ def results(
     tensors: list[torch.Tensor],
     run: Callable[[Site, list[torch.Tensor]], list[torch.Tensor]] = results_of,
 ) -> list[torch.Tensor]:
-    """What ``run`` gives for real tensors, out of the same state and random numbers at each call."""
+    """Return the result of ``run`` for real tensors; each call has the same state and random numbers."""
     traces = _open.get(site) or Traces()
     with (
         _same_generators(),
@@ -305,12 +306,12 @@ def results(
 
 @contextlib.contextmanager
 def untouched(path: str, value: Any, *, code: bool) -> Iterator[None]:
-    """Have all that is reached from ``value`` afterwards be what it was.
+    """Restore everything that is reachable from ``value`` when the context ends.
 
     Args:
-        path: how ``value`` is reached, for messages.
-        value: where to begin.
-        code: whether what its functions and classes reach counts too.
+        path: path of ``value``, for messages.
+        value: the root.
+        code: whether objects that its functions and classes reach count, too.
     """
     before = Snapshot([(path, value)], code=code)
     tensors = places(before.values())
@@ -326,7 +327,7 @@ _open: weakref.WeakKeyDictionary[Site, Traces] = weakref.WeakKeyDictionary()
 
 
 def open_traces(site: Site, traces: Traces) -> None:
-    """Say in which export ``site`` is being traced."""
+    """Set the traces of the export in which ``site`` is being traced."""
     _open[site] = traces
 
 
@@ -338,7 +339,7 @@ def _roots(site: Site) -> Iterator[tuple[str, Any]]:
 
 
 def change(holder: Holder[Any], contents: Any) -> str:
-    """Path of the first value in a place that is another one."""
+    """Return the path of the first value in a place that was replaced."""
     if isinstance(holder, Named):
         keys = [*contents, *holder.before]
         key = next(k for k in keys if not (k in contents and _same(holder.before, k, contents[k])))

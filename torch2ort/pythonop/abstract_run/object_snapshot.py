@@ -1,7 +1,8 @@
-"""Python state that code can reach: what it is, what changed in it, and how it becomes what it was.
+"""Snapshots of the Python state that code can reach, to find changes and to undo them.
 
-Found from some roots: what containers, objects, classes and closures hold, and what functions name among
-their globals. Code that runs on tensors of an export must leave none of them, nor their numbers, behind.
+The state is found from some roots: the content of containers, objects, classes and closures, and the
+globals that
+functions name. Code that runs on tensors of an export must leave none of them, nor their numbers, behind.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from torch2ort.errors import ExportError
 from torch2ort.pythonop.abstract_run.opaque_objects import DISTRIBUTIONS, FOREIGN
 from torch2ort.support.install_paths import is_pythons_module
 
-# More holders than these are not looked at: what a Function writes to lies near to it.
+# Largest number of holders in a snapshot: a Function writes to objects near to it.
 _MOST = 50_000
-# Of longer sequences the items are remembered and not followed.
+# The items of longer sequences are saved but not followed.
 _LONG = 1_000
 # Arrays of more bytes are not copied.
 _LARGE = 1 << 24
 
-# Of these libraries nothing is a user's state; what they keep for themselves is theirs to manage.
+# Libraries that contain no state of the user; they manage their own.
 _LIBRARIES = {
     "_pytest", "hypothesis", "mpmath", "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "optree",
     "pluggy", "pytest", "sympy", "torch", "torch2ort",
@@ -47,12 +48,12 @@ _Contents = TypeVar("_Contents")
 
 
 class Holder(Generic[_Contents]):
-    """One place that holds other values, and what it held when it was found.
+    """One place that contains other values, with its content when it was found.
 
     Attributes:
-        path: how the place is reached, for messages.
+        path: path of the place, for messages.
         value: the object that is the place.
-        before: what it held.
+        before: the content when it was found.
     """
 
     def __init__(self, path: str, value: Any) -> None:
@@ -61,23 +62,23 @@ class Holder(Generic[_Contents]):
 
     @property
     def key(self) -> tuple[int, str]:
-        """Tells places apart."""
+        """A value that is different for different places."""
         return id(self.value), type(self).__name__
 
     def read(self) -> _Contents:
-        """What the place holds now, as a copy."""
+        """Return a copy of the present content."""
         raise NotImplementedError
 
     def write(self, contents: _Contents) -> None:
-        """Have the place hold ``contents``."""
+        """Set the content to ``contents``."""
         raise NotImplementedError
 
     def same(self, contents: _Contents) -> bool:
-        """Whether ``contents`` are those from before, the very same objects."""
+        """Return True if ``contents`` are the very same objects as :attr:`before`."""
         raise NotImplementedError
 
     def same_as(self, before: _Contents, contents: _Contents) -> bool:
-        """Whether ``contents`` are ``before``, the very same objects."""
+        """Return True if ``contents`` are the very same objects as ``before``."""
         held, self.before = self.before, before
         try:
             return self.same(contents)
@@ -85,7 +86,7 @@ class Holder(Generic[_Contents]):
             self.before = held
 
     def parts(self) -> Iterator[tuple[str, Any]]:
-        """Path and value of what is held."""
+        """Return path and value of each object in :attr:`before`."""
         return iter(())
 
 
@@ -99,11 +100,11 @@ class Named(Holder[dict[Any, Any]]):
 
     @property
     def entries(self) -> Any:
-        """The dictionary behind the place, if there is one; else the place's object."""
+        """The dictionary behind the place, if there is one; otherwise the place's object."""
         return self.value
 
     def label(self, key: Any) -> str:
-        """How the value of ``key`` is reached."""
+        """Return the path of the value of ``key``."""
         return f"{self.path}[{key!r}]"
 
     def parts(self) -> Iterator[tuple[str, Any]]:
@@ -270,7 +271,7 @@ class _Bytes(Holder[bytes]):
 
 
 class _Foreign(_Bytes):
-    """A value as C has it, whose memory stays where it is."""
+    """A C value, whose memory is not moved."""
 
     def write(self, contents: bytes) -> None:
         ctypes.memmove(ctypes.addressof(self.value), contents, len(contents))
@@ -288,7 +289,7 @@ class _Array(Holder[Any]):
 
 
 class _Memo(Holder[int]):
-    """A function behind ``functools.lru_cache``: what it learned meanwhile is forgotten with all else."""
+    """A function behind ``functools.lru_cache``; to undo new entries, the whole cache is cleared."""
 
     def read(self) -> int:
         return int(self.value.cache_info().misses)
@@ -301,17 +302,18 @@ class _Memo(Holder[int]):
 
 
 class Snapshot:
-    """What is reached from some roots, as it is now.
+    """The present state of everything that is reachable from some roots.
 
     Args:
         roots: paths, for messages, and values.
-        code: whether what functions and classes reach counts too; else only what objects hold.
+        code: True if objects that functions and classes reach count, too; otherwise only the content of
+            objects.
 
     Attributes:
         holders: the places that were found.
 
     Raises:
-        ExportError: an object of the user's raised while it was looked at.
+        ExportError: an object of the user raised while it was inspected.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]], *, code: bool = True) -> None:
@@ -319,27 +321,27 @@ class Snapshot:
         self.holders: list[Holder[Any]] = []
         self._found: set[int] = set()
         self._used: set[tuple[int, str]] = set()
-        # What was found, so that no other object gets its id.
+        # The objects found are kept alive, so that no other object gets their ids.
         self._alive: list[Any] = []
         self._pending = collections.deque(roots)
         while self._pending and len(self.holders) < _MOST:
             path, value = self._pending.popleft()
             try:
                 self._visit(path, value)
-            except Exception as error:  # a class of the user's may refuse to be asked for itself
+            except Exception as error:  # a class of the user may raise when it is inspected
                 raise ExportError(
                     f"looking at {path} raised {type(error).__name__}: {error}. Keep such objects out of "
                     f"what forward reads"
                 ) from error
 
     def changed(self) -> list[tuple[Holder[Any], Any]]:
-        """The places that hold other values now, with what they hold."""
+        """Return the places whose content has changed, with the present content."""
         now = [(holder, holder.read()) for holder in self.holders]
         return [(holder, contents) for holder, contents in now if not holder.same(contents)]
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Have every place hold afterwards what it holds now."""
+        """Restore the present content of every place when the context ends."""
         present = [holder.read() for holder in self.holders]
         try:
             yield
@@ -349,12 +351,12 @@ class Snapshot:
                     holder.write(contents)
 
     def restore(self) -> None:
-        """Have every place hold what it held."""
+        """Restore the content of every place."""
         for holder, _ in self.changed():
             holder.write(holder.before)
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """Path and value of all that the places held."""
+        """Yield path and value of every object that the places contained."""
         for holder in self.holders:
             yield from holder.parts()
 
@@ -443,22 +445,22 @@ _KINDS: tuple[tuple[Any, Callable[[str, Any], Holder[Any]]], ...] = (
 )
 
 
-# A subclass before its base.
+# Subclasses come before their bases.
 _BUILT_IN: tuple[Any, ...] = (
     collections.OrderedDict, collections.defaultdict, dict, list, tuple, collections.deque, set, frozenset,
 )  # fmt: skip
 
 
 def built_in(container: Any) -> Any:
-    """The built-in class of a container, whose methods show what is in it.
+    """Return the built-in class of a container, whose methods read its content.
 
-    Those of a user's subclass may do anything, such as raise.
+    The methods of a user's subclass may do anything, such as raise.
     """
     return next(base for base in _BUILT_IN if isinstance(container, base))
 
 
 def attributes_of(value: Any) -> Any:
-    """The attributes of an object as they are stored, whatever its class makes of a look at them."""
+    """Return the attributes of an object as they are stored, without the accessors of its class."""
     try:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -470,7 +472,7 @@ def _is(one: Any, other: Any) -> bool:
 
 
 def _is_torchs(value: Any) -> bool:
-    """Whether ``value`` is torch's own affair: a tensor of a trace, its modes, an optimizer."""
+    """Return True if ``value`` is torch's own state: a tensor of a trace, its modes, an optimizer."""
     if isinstance(value, torch.Tensor):
         return type(value) not in (torch.Tensor, torch.nn.Parameter)
     kind = type(value).__module__.partition(".")[0]
@@ -479,27 +481,27 @@ def _is_torchs(value: Any) -> bool:
 
 
 def _is_foreign(module: str | None) -> bool:
-    """Whether code of that module keeps nothing of a user's."""
+    """Return True if code of that module contains no state of the user."""
     return module is None or module.partition(".")[0] in _LIBRARIES or is_pythons_module(module)
 
 
 def names_global(function: types.FunctionType, name: str) -> bool:
-    """Whether the code of ``function`` names a global or builtin so; for one of a library, never."""
+    """Return True if ``function`` is not a library's and names a global or builtin ``name``."""
     return not _is_foreign(function.__module__) and name in _names(function.__code__)[0]
 
 
 def names_attribute(kind: type | None, name: str) -> bool:
-    """Whether a method of a Function's class names an attribute, by itself or as a text."""
+    """Return True if a method of a Function's class names an attribute, in code or as a string."""
     return any(name in _names(code)[1] or name in _texts(code) for code in _methods(kind))
 
 
 def compares_objects(kind: type | None) -> bool:
-    """Whether a method of a Function's class asks whether two variables hold one object: ``is``, id()."""
+    """Return True if a method of a Function's class compares objects by identity: ``is``, id()."""
     return any("id" in _names(code)[0] or _compares_variables(code) for code in _methods(kind))
 
 
 def _methods(kind: type | None) -> Iterator[types.CodeType]:
-    """The code of a Function."""
+    """Yield the code of a Function's methods."""
     for name in ("forward", "setup_context", "backward"):
         method = inspect.getattr_static(kind, name, None)
         function = inspect.unwrap(getattr(method, "__func__", method)) if method is not None else None
@@ -510,7 +512,7 @@ def _methods(kind: type | None) -> Iterator[types.CodeType]:
 def _compares_variables(code: types.CodeType) -> bool:
     before = ""
     for instruction in dis.get_instructions(code):
-        # None, a class or a dtype is no variable.
+        # None, a class or a dtype is not a local variable.
         if instruction.opname == "IS_OP" and before.startswith(("LOAD_FAST", "LOAD_DEREF")):
             return True
         before = instruction.opname
@@ -518,14 +520,14 @@ def _compares_variables(code: types.CodeType) -> bool:
 
 
 def _texts(code: types.CodeType) -> set[str]:
-    """The texts among the constants of ``code``, and of what is defined in it."""
+    """Return the strings among the constants of ``code``, and of the code nested in it."""
     inner = [_texts(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return {constant for constant in code.co_consts if isinstance(constant, str)}.union(*inner)
 
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The globals that ``code`` reads or writes, and the attributes."""
+    """Return the globals that ``code`` reads or writes, and the attributes."""
     found: tuple[dict[str, None], dict[str, None]] = {}, {}
     for instruction in dis.get_instructions(code):
         if instruction.opname.endswith(("_GLOBAL", "_NAME")):
@@ -540,10 +542,10 @@ def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _slots_of(kind: type) -> tuple[str, ...]:
-    """Attributes of a user's class that live in slots."""
+    """Return the attributes of a user's class that are stored in slots."""
     if _is_foreign(kind.__module__):
         return ()
     declared = {name for base in kind.__mro__ if "__slots__" in vars(base) for name in vars(base)}
-    # A property may stand in front of one.
+    # A property of a subclass may hide a slot.
     members = types.MemberDescriptorType
     return tuple(name for name in declared if isinstance(inspect.getattr_static(kind, name), members))

@@ -1,8 +1,8 @@
-"""Arguments that are tensors of the model or its caller, and not computed: Functions get those very objects.
+"""Arguments that are tensors of the model or its caller, not computed ones: Functions get those very objects.
 
 A Function may compare such a tensor with a parameter of a module that it gets, ask autograd for its gradient,
-or read attributes that a library set on it. An abstract run gets a tensor of the same kind and attributes, in
-the place of the model's own.
+or read attributes that a library set on it. An abstract run gets a tensor of the same kind and attributes
+instead of the model's own.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _Table = dict[str, Any]
 
 
 class Originals:
-    """The tensors of a model and its caller, for which a trace puts others in.
+    """The tensors of a model and its caller, which a trace replaces by others.
 
     Args:
-        model: before it is traced.
+        model: the model, before it is traced.
         inputs: the caller's tensors; ``None`` if no Function gets an original.
 
     Attributes:
-        are_trained: whether backwards are looked at.
+        are_trained: True if backward methods are observed.
     """
 
     def __init__(self, model: torch.nn.Module | None, inputs: Sequence[torch.Tensor] | None = None) -> None:
@@ -43,13 +43,13 @@ class Originals:
 
     @classmethod
     def of_call(cls, tensors: Mapping[int, torch.Tensor], *, is_trained: bool) -> Originals:
-        """Those of a single call, by argument position; ``is_trained``: see :attr:`are_trained`."""
+        """Return the originals of a single call, by argument position, with :attr:`are_trained` set."""
         made = cls(None, ())
         made._of_call, made.are_trained = tensors, is_trained
         return made
 
     def are_traced_as(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Say what the trace has for the caller's tensors."""
+        """Set the tensors that replace the caller's in the trace."""
         self._traced = list(tensors)
 
     def find(self, site: Site, values: Sequence[Any]) -> None:
@@ -71,17 +71,17 @@ class Originals:
         self._found[site] = found
 
     def of(self, site: Site) -> dict[int, torch.Tensor]:
-        """The original of each argument that has one."""
+        """Return argument position -> original, for the arguments that have one."""
         return self._found.get(site, {})
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Have the model's modules hold its own tensors inside."""
+        """Put the model's own tensors back into its modules inside of the context."""
         with self._tables_with({id(v): v for _, before in self._tables for v in before.values()}):
             yield
 
     def stand_ins(self, site: Site, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """``tensors`` of a run, those among them that are originals with their kind and attributes."""
+        """Return ``tensors`` of a run, with the kind and attributes of the originals that they replace."""
         originals = self.of(site)
         return [
             _like(originals[position], tensor) if position in originals else tensor
@@ -90,19 +90,19 @@ class Originals:
 
     @contextlib.contextmanager
     def held(self, site: Site, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Have the model's modules hold :meth:`stand_ins` in the place of the originals inside."""
+        """Replace the originals in the model's modules by :meth:`stand_ins` inside of the context."""
         pairs = zip(site.tensor_positions, tensors, strict=True)
         originals = self.of(site)
         given = {id(originals[position]): tensor for position, tensor in pairs if position in originals}
         with self._tables_with(given) if given else contextlib.nullcontext():
-            # Who keeps a tensor of the run is asked while this is left.
+            # Code that keeps a tensor of the run is searched for while this frame is alive.
             given.clear()
             del tensors, pairs
             yield
 
     @contextlib.contextmanager
     def same_gradients(self) -> Iterator[None]:
-        """Have what modules hold keep its ``grad``, whatever is backpropagated inside."""
+        """Restore ``grad`` of the modules' tensors after a backpropagation inside of the context."""
         held = [t for table, _ in self._tables for t in table.values() if t is not None and t.is_leaf]
         before = [(tensor, tensor.grad) for tensor in held]
         try:
@@ -114,7 +114,7 @@ class Originals:
 
     @contextlib.contextmanager
     def _tables_with(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
-        """Have modules hold tensors inside, by the ids of the originals."""
+        """Replace originals in modules, by their ids, inside of the context."""
         present = [(table, dict(table)) for table, _ in self._tables]
         try:
             for table, before in self._tables:
@@ -127,7 +127,7 @@ class Originals:
 
 
 def _like(original: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as the parameter that ``original`` is, if it is one, with its attributes."""
+    """Return ``tensor`` with the attributes of ``original``, and as a parameter if that is one."""
     if isinstance(original, torch.nn.Parameter):
         tensor = torch.nn.Parameter(tensor, requires_grad=original.requires_grad)
     for name, value in vars(original).items():
@@ -137,7 +137,7 @@ def _like(original: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copied(value: Any) -> Any:
-    """A copy, so that nothing that a run writes into it reaches the model; some things have none."""
+    """Return a copy, so that writes of a run do not reach the model, or the object if it has no copy."""
     if isinstance(value, torch.Tensor):
         # Writes to older tensors are undone.
         return value

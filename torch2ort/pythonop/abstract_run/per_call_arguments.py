@@ -1,6 +1,6 @@
-"""Arguments that the model's forward makes anew for each call: ``apply(x, {"n": 1})``.
+"""Arguments that the model's forward creates in each call: ``apply(x, {"n": 1})``.
 
-A graph has one object for such an argument. Where forward may write to it, each call gets a copy of it.
+A graph has one object for such an argument. If forward may write to it, each call gets a copy of it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.
 def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
     """Fill :attr:`Site.fresh`, ``shared``, ``keeps_state`` and ``remembers``.
 
-    To be called when nobody but the model holds its objects.
+    It must be called when only the model holds references to its objects.
 
     Args:
-        sites: of one export.
-        traces: what the abstract runs wrote to.
+        sites: the sites of one export.
+        traces: the places that the abstract runs wrote to.
 
     Raises:
-        ExportError: forward makes an object anew, gives it to two calls, and one writes to it; or it makes
-            one of which no copy is where it was: an iterator, a generator of random numbers.
+        ExportError: forward creates an object in each call, passes it to two Functions, and one writes to it;
+            or it creates an object that cannot be copied with its position: an iterator, a random generator.
     """
     sites = list(sites)
     uses = collections.Counter(id(a) for site in sites for a in site.arguments)
@@ -50,8 +50,8 @@ def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
             alone = _references(site.arguments, i) == uses[id(site.arguments[i])]
             if alone and uses[id(site.arguments[i])] > 1 and id(site.arguments[i]) in written:
                 raise ExportError(
-                    f"{site.func_name}: forward writes to argument {i}, an object that the model makes anew "
-                    f"in each of its calls and gives to several Functions. Let the model hold it in an "
+                    f"{site.func_name}: forward writes to argument {i}, an object that the model creates "
+                    f"in each of its calls and passes to several Functions. Let the model hold it in an "
                     f"attribute, or return from forward what it writes"
                 )
             if alone or type(site.arguments[i]) is tuple:
@@ -64,7 +64,7 @@ def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
 
 
 def anew(site: Site, forward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> Any:
-    """``forward``, in the style with a context, that gets copies of what is made anew for each call."""
+    """Return ``forward``, in the style with a context, which gets copies of per-call arguments."""
 
     def copied(arguments: tuple[Any, ...]) -> list[Any]:
         given = list(arguments)
@@ -88,14 +88,14 @@ def _refuse_stepping(site: Site, position: int, uses: collections.Counter[int]) 
     kind = _stepping(site.arguments, position, uses[id(site.arguments[position])])
     if kind is not None:
         raise ExportError(
-            f"{site.func_name}: argument {position} is or holds a {kind.__qualname__} that the model makes "
-            f"anew in each of its calls, and a graph has one for all calls, which steps on. Make it in the "
-            f"Function's forward, out of arguments such as a list or a seed"
+            f"{site.func_name}: argument {position} is or holds a {kind.__qualname__} that the model creates "
+            f"in each of its calls, and a graph has one for all calls, which advances. Create it in the "
+            f"Function's forward, from arguments such as a list or a seed"
         )
 
 
 def _stepping(values: Any, key: Any, uses: int = 1) -> type | None:
-    """The class of what steps on without showing where it is, there or within, and that nobody else holds."""
+    """Return the class of the value, or of one in it, that advances unseen and has no other owner."""
     if type(values[key]) is not tuple and _references(values, key) > uses:
         return None
     kind = type(values[key])
@@ -106,7 +106,7 @@ def _stepping(values: Any, key: Any, uses: int = 1) -> type | None:
 
 
 def _written(site: Site, traces: Traces) -> set[int]:
-    """Positions of the arguments that ``site``'s forward wrote to."""
+    """Return the positions of the arguments that ``site``'s forward wrote to."""
     paths = traces.written.get(site.key, ())
     return {i for i in range(len(site.arguments)) for path in paths if _is_within(path, i)}
 
@@ -117,7 +117,7 @@ def _is_within(path: str, position: int) -> bool:
 
 
 def _is_mutable(value: Any, written: set[int]) -> bool:
-    """Whether a call may write to ``value``: to containers always, to other objects if one was seen to."""
+    """Return True if a call may write to ``value``: a container, or an object that a run wrote to."""
     if type(value) is tuple:
         return any(_is_mutable(v, set()) for v in value)
     return isinstance(value, _CONTAINERS) or id(value) in written
@@ -139,7 +139,7 @@ def _items(value: Any) -> Iterator[Any]:
 
 
 def _held(value: Any) -> Iterator[int]:
-    """Ids of the containers in ``value`` that others hold too."""
+    """Yield the ids of the containers in ``value`` that have other owners, too."""
     for key in _items(value):
         if isinstance(value[key], _CONTAINERS) and _references(value, key) > 1:
             yield id(value[key])

@@ -1,4 +1,4 @@
-"""The tensors that Functions get when the model runs on the sample, for those that must see real ones."""
+"""Recorded arguments of Functions in a run of the model on the sample, for those that need real tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch2ort.sizes.symbols import has_hint, size_hint
 
 
 class NeedsSample(BaseException):
-    """Ends a trace: the calls of a Function must be recorded. No code of a user's may catch it.
+    """Signal that ends a trace, as the calls of a Function must be recorded. User code must not catch it.
 
     Attributes:
         function: the Function.
@@ -25,17 +25,18 @@ class NeedsSample(BaseException):
 
 
 class Sample:
-    """What Functions got in one eager run of the model.
+    """Tensor arguments of Functions in one eager run of the model.
 
     Args:
-        known: arguments of the call, by position, that are known without such a run. There is no other trace
-            then after one that :class:`NeedsSample` ended.
+        known: arguments of the call, by position, that are known without such a run. In that case no trace
+            follows one that :class:`NeedsSample` ended.
 
     Attributes:
-        calls: the tensors of each call, in order, of the Functions that were recorded.
-        sizes_needed: whether a trace failed that knew no sizes of what ran on real tensors only.
-        real_only: Functions whose runs on fake tensors are left out.
-        has_originals: whether runs give Functions the model's own tensors, and its caller's.
+        calls: for each recorded Function, the tensors of its calls, in order.
+        sizes_needed: True if a trace failed in which the output sizes of Functions on real tensors were
+            unknown.
+        real_only: Functions that are not run on fake tensors.
+        has_originals: True if runs pass the model's own tensors, and its caller's, to Functions.
         known: see above.
     """
 
@@ -47,17 +48,17 @@ class Sample:
         self.known = known
 
     def leave_out_fake_runs(self, function: type) -> None:
-        """Begin another trace, which does not run a Function on fake tensors; does nothing in the only one.
+        """Restart the trace without runs of a Function on fake tensors, unless there is only one trace.
 
         Raises:
-            NeedsSample: always, but in the only trace.
+            NeedsSample: always, unless there is only one trace.
         """
         if self.known is None:
             self.real_only.add(function)
             raise NeedsSample(function)
 
     def record(self, function: type, arguments: Sequence[Any]) -> None:
-        """Keep the tensors of a call, if somebody asked for those of ``function``."""
+        """Store the tensors of a call if calls of ``function`` are recorded."""
         if function in self.calls:
             tensors = [a.detach().clone() for a in arguments if isinstance(a, torch.Tensor)]
             self.calls[function].append(tensors)
@@ -67,49 +68,49 @@ _places: weakref.WeakKeyDictionary[Site, tuple[Sample, int]] = weakref.WeakKeyDi
 
 
 def place(site: Site, sample: Sample, number: int) -> None:
-    """Say which call of its Function in the model's forward ``site`` is."""
+    """Set the number of ``site`` among the calls of its Function in the model's forward."""
     _places[site] = sample, number
 
 
 def number_of(site: Site) -> int:
-    """Which call of its Function in the model's forward ``site`` is."""
+    """Return the number of ``site`` among the calls of its Function in the model's forward."""
     return _places[site][1]
 
 
 def sizes_needed(site: Site) -> bool:
-    """Whether ``site``'s outputs must have the sizes that they had on the sample."""
+    """Return True if ``site``'s outputs must have the sizes that they had on the sample."""
     return site in _places and _places[site][0].sizes_needed
 
 
 def known_arguments(site: Site) -> Mapping[int, torch.Tensor]:
-    """Arguments of a call, by position, that are known where no run of the model was recorded."""
+    """Return the arguments of a call, by position, that are known without a recorded run of the model."""
     return (_places[site][0].known if site in _places else None) or {}
 
 
 def runs_on_fake_tensors(site: Site) -> bool:
-    """Whether ``site`` may be run on fake tensors."""
+    """Return True if ``site`` may be run on fake tensors."""
     return site not in _places or site.function not in _places[site][0].real_only
 
 
 def leave_out_fake_runs(site: Site) -> None:
-    """Have the trace begin again without runs of ``site``'s Function on fake tensors, where it can.
+    """Restart the trace without runs of ``site``'s Function on fake tensors, if that is possible.
 
     Raises:
-        NeedsSample: it can.
+        NeedsSample: it is possible.
     """
     if site in _places and site.function is not None:
         _places[site][0].leave_out_fake_runs(site.function)
 
 
 def sample_of(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Copies of what the call gets on the sample; ``None`` if nobody can know.
+    """Return copies of the call's tensors on the sample; ``None`` if they are unknown.
 
     Args:
         site: the call.
         inputs: its tensors in the trace.
 
     Raises:
-        NeedsSample: nobody recorded it yet.
+        NeedsSample: the calls of the Function were not recorded yet.
     """
     if site not in _places or site.function is None:
         return None
@@ -124,7 +125,7 @@ def sample_of(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] 
 
 
 def _may_be(traced: torch.Tensor, real: torch.Tensor) -> bool:
-    """Whether a tensor of the trace is one of the sample's, as far as its sizes are known."""
+    """Return True if a tensor of the trace may be one of the sample's, by dtype, rank and known sizes."""
     return (traced.dtype, traced.dim()) == (real.dtype, real.dim()) and all(
         not has_hint(size) or size_hint(size) == number
         for size, number in zip(traced.shape, real.shape, strict=True)

@@ -1,6 +1,6 @@
-"""Tensors that code writes to while an export looks at it, and how they become what they were.
+"""Rollback of writes to tensors by code that an export observes.
 
-An operator on a tensor that is none of the trace's runs on its memory also where all others run without data.
+An operator on a tensor outside of the trace runs on its memory even if all others run without data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch2ort._torch import autograd_functions as private
 
-# Who gets a tensor's memory by these may write to it unseen.
+# Functions that return a tensor's memory, so that code may write to it undetected.
 _HAND_OUT: frozenset[Any] = frozenset(
     (
         torch.Tensor.numpy,
@@ -28,7 +28,7 @@ _HAND_OUT: frozenset[Any] = frozenset(
 
 
 class Undone(private.TorchDispatchMode):
-    """Undoes, when it is left, what code wrote to tensors that are older than it.
+    """Context that undoes at exit the writes of code to tensors that existed before.
 
     Args:
         own: tensors that may be written to.
@@ -37,7 +37,7 @@ class Undone(private.TorchDispatchMode):
     def __init__(self, own: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
         self._new = {StorageWeakRef(t.untyped_storage()) for t in own}
-        # Memory that ends meanwhile was new after all: numpy does not tell. So nothing here holds it.
+        # Memory that is freed meanwhile was new: NumPy does not report that. So no reference here keeps it.
         self._before: dict[StorageWeakRef, torch.UntypedStorage] = {}
         self._written: set[StorageWeakRef] = set()
         self._moved: list[Place] = []
@@ -64,7 +64,7 @@ class Undone(private.TorchDispatchMode):
         return result
 
     def remember(self, tensor: torch.Tensor) -> StorageWeakRef:
-        """Keep what is in a tensor's memory now, if that is older than this."""
+        """Save the present content of a tensor's memory, if that existed before this context."""
         storage = tensor.untyped_storage()
         reference = StorageWeakRef(storage)
         if reference not in self._new:
@@ -74,7 +74,7 @@ class Undone(private.TorchDispatchMode):
         return reference
 
     def has_writes(self) -> bool:
-        """Whether the code wrote to anything older that is still there."""
+        """Return True if the code wrote to memory that existed before and still exists."""
         if self._moved or any(not reference.expired() for reference in self._written):
             return True
         with private.without_modes():
@@ -93,7 +93,7 @@ class Undone(private.TorchDispatchMode):
                 storage.copy_(before)
 
     def _remembered(self) -> Iterator[tuple[torch.UntypedStorage, torch.UntypedStorage]]:
-        """Memory that is still there, and what it held."""
+        """Yield memory that still exists, and its previous content."""
         for reference, before in self._before.items():
             storage = private.storage_of(reference)
             if storage is not None:
@@ -101,7 +101,7 @@ class Undone(private.TorchDispatchMode):
 
 
 class _HandedOut(TorchFunctionMode):
-    """Remembers tensors whose memory leaves torch."""
+    """Observer that saves tensors whose memory leaves torch."""
 
     def __init__(self, undone: Undone) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class _HandedOut(TorchFunctionMode):
 
 
 class Place:
-    """Which part of which memory a tensor is."""
+    """Memory of a tensor: the storage, and the part of it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._at = tensor, _place(tensor)
@@ -123,11 +123,11 @@ class Place:
             self._before = tensor.detach()
 
     def is_left(self) -> bool:
-        """Whether the tensor is another part, or of other memory."""
+        """Return True if the tensor has moved to other memory, or to another part."""
         return not private.is_plain(self._tensor) or _place(self._tensor) != self._at
 
     def restore(self) -> bool:
-        """Have the tensor be where it was; says whether it was not."""
+        """Move the tensor back, and return whether it had moved."""
         if not self.is_left():
             return False
         with private.without_modes():
@@ -136,9 +136,10 @@ class Place:
 
 
 def places(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Place]]:
-    """Where the tensors among values are, with their paths.
+    """Return the places of the tensors among values, with their paths.
 
-    To give a tensor other memory (``t.data = other``) is no operator, and no change of what holds it.
+    An assignment of other memory (``t.data = other``) is not an operator, and does not change the tensor's
+    owner.
     """
     kinds = (torch.Tensor, torch.nn.Parameter)
     return [(path, Place(v)) for path, v in values if type(v) in kinds and private.is_plain(v)]
@@ -156,7 +157,7 @@ def _equal(one: torch.UntypedStorage, other: torch.UntypedStorage) -> bool:
 
 
 def memory(values: Any) -> set[StorageWeakRef]:
-    """The memory of the tensors among values, which may be nested."""
+    """Return the memory of the tensors among values, which may be nested."""
     return {StorageWeakRef(tensor.untyped_storage()) for tensor in _tensors(values)}
 
 

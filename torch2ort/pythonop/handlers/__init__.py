@@ -1,6 +1,6 @@
-"""What torch2ort knows about Functions of libraries, one file a library.
+"""Built-in registrations for Functions of libraries, one file per library.
 
-Entries are by name, so that no library is imported for them, and a user's entry goes before each.
+Entries are by name, so that no library is imported for them, and a user's entry precedes each.
 """
 
 from torch2ort.pythonop.registry import builtin_entries

@@ -1,7 +1,7 @@
 """bitsandbytes: products with weights of 4 bits.
 
-They become ``com.microsoft::MatMulBnb4``, which reads bitsandbytes' own packing. onnxruntime has a kernel of
-it for the CPU and float32 (seen in 1.19.2 for training, in 1.20.1 and 1.31.1), and no gradient, so that
+They become ``com.microsoft::MatMulBnb4``, which reads bitsandbytes' own packing. onnxruntime has a kernel for
+the operator on the CPU in float32 (seen in 1.19.2 for training, in 1.20.1 and 1.31.1), and no gradient, so
 training keeps the PythonOp.
 """
 
@@ -24,7 +24,7 @@ def _matmul_4bit(g: Any, a: Any, b: Any, out: Any = None, bias: Any = None, stat
         return None
     absmax = state.absmax
     if state.nested:
-        from bitsandbytes.functional import dequantize_blockwise  # there, for the model is made of it
+        from bitsandbytes.functional import dequantize_blockwise  # installed, because the model uses it
 
         absmax = dequantize_blockwise(state.absmax, state.state2) + state.offset
     return _product(g, a, b, state.shape, absmax.float(), state.blocksize, state.quant_type, bias)
@@ -44,7 +44,7 @@ def _gemm_4bit(
     absmax_code: Any = None,
     absmax_offset: Any = None,
 ) -> Any:
-    """What bitsandbytes calls where no gradient is needed. Scales of 8 bits are unpacked in the graph."""
+    """Translate the operator that bitsandbytes calls without gradients; the graph unpacks 8-bit scales."""
     if absmax_8bit is not None:
         count = math.prod(shape) // blocksize
         blocks = g.constant(torch.arange(count) // 256)
@@ -74,7 +74,7 @@ def _product(
 
 
 def _has_kernel(g: Any) -> bool:
-    """Whether the installed onnxruntime can run the operator."""
+    """Return True if the installed onnxruntime can run the operator."""
     node = onnx.helper.make_node(
         "MatMulBnb4",
         ["a", "b", "absmax"],

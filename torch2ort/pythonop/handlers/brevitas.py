@@ -1,7 +1,7 @@
-"""brevitas: quantisers, whose steps pass the gradient straight through.
+"""brevitas: quantizers whose steps pass the gradient straight through.
 
-Each step becomes operators, behind which training keeps the Function's ``backward``; that returns the
-gradient that it gets.
+Each step becomes operators. Training keeps the Function's ``backward`` for them, which returns the gradient
+that it gets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""efficientnet_pytorch: a Swish that saves memory in eager PyTorch. Its gradient is the true one."""
+"""efficientnet_pytorch: a Swish that saves memory in eager PyTorch, with the exact gradient."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """entmax: sparse alternatives to softmax, and their losses.
 
-They stay PythonOps. Their search for a threshold looks at the data where ``k`` is given, so that torch
-cannot tell the sizes of what comes out.
+They stay PythonOps. If ``k`` is given, their search for a threshold depends on the data, so torch cannot
+determine the sizes of their outputs.
 """
 
 from __future__ import annotations

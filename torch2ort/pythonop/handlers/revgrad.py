@@ -1,6 +1,6 @@
 """pytorch-revgrad: the identity, whose gradient is reversed.
 
-Inference passes the value on. In training the call stays a PythonOp whose output is its argument's memory.
+Inference returns the value. In training the call stays a PythonOp whose output shares its argument's memory.
 """
 
 from __future__ import annotations

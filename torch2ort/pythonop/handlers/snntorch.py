@@ -1,6 +1,6 @@
 """snntorch: spiking neurons, whose step has a surrogate gradient.
 
-The step becomes two operators, behind which training keeps the surrogate's ``backward``. An inference graph
+The step becomes two operators, for which training keeps the surrogate's ``backward``. An inference graph
 needs no Python.
 """
 
@@ -12,8 +12,8 @@ import torch
 
 from torch2ort.pythonop.registry import register_exporter
 
-# Not StochasticSpikeOperator, whose backward draws random numbers, nor LeakySpikeOperator, which has no whole
-# backward in snntorch 1.0.0.
+# Without StochasticSpikeOperator, whose backward draws random numbers, and LeakySpikeOperator, whose backward
+# is incomplete in snntorch 1.0.0.
 _SURROGATES = (
     "ATan",
     "FastSigmoid",

@@ -1,4 +1,4 @@
-"""What users register about Functions, and about operators."""
+"""Registrations of users for Functions and for operators."""
 
 from torch2ort.pythonop.registry._table import builtin_entries
 from torch2ort.pythonop.registry.exporters import Exporter, register_exporter

@@ -1,4 +1,4 @@
-"""A thread-safe table of frozen entries by name: the ground of every registry."""
+"""A thread-safe table of frozen entries by name, the base of every registry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch2ort.pythonop.site import qualified_name
 Value = TypeVar("Value")
 FunctionClass: TypeAlias = type[torch.autograd.Function]
 
-# One lock for all tables, so that a name's entries come and go together.
+# One lock for all tables, so that a name's entries are added and removed together.
 LOCK = threading.RLock()
 
 _builtin: contextvars.ContextVar[bool] = contextvars.ContextVar("torch2ort_builtin", default=False)
@@ -26,7 +26,7 @@ _builtin: contextvars.ContextVar[bool] = contextvars.ContextVar("torch2ort_built
 
 @contextlib.contextmanager
 def builtin_entries() -> Iterator[None]:
-    """Mark what is registered inside as shipped with torch2ort: a user's entry goes before it."""
+    """Mark entries that are registered inside the context as built-in: a user's entry precedes them."""
     token = _builtin.set(True)
     try:
         yield
@@ -39,9 +39,9 @@ class Entry(Generic[Value]):
     """One registration.
 
     Attributes:
-        name: the qualified name it is for.
-        function: the class it is for; ``None`` if it was registered by name, for every class of it.
-        value: what was registered.
+        name: the qualified name that it applies to.
+        function: the class that it applies to; ``None`` if it was registered by name, for every such class.
+        value: the registered value.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Table(Generic[Value]):
 
     Args:
         verb: the public function that registers, for messages.
-        noun: what an entry is, for messages.
+        noun: noun for an entry, for messages.
     """
 
     def __init__(self, verb: str, noun: str) -> None:
@@ -83,17 +83,17 @@ class Table(Generic[Value]):
             self._reported.discard(name)
 
     def remove(self, name: str) -> bool:
-        """Forget every entry of ``name``; returns whether there was one."""
+        """Remove every entry of ``name``, and return whether there was one."""
         with LOCK:
             found = [entries.pop(name, None) for entries in (self._users, self._builtin)]
             return any(entry is not None for entry in found)
 
     def find(self, name: str, function: type | None = None) -> Entry[Value] | None:
-        """The entry that applies to ``function``, and a note that it was needed.
+        """Return the entry that applies to ``function``, and mark it as matched.
 
         Args:
             name: a qualified name.
-            function: the class of that name, as far as it is known. An entry for another class of the
+            function: the class of that name, if it is known. An entry for another class of the
                 same name does not apply to it.
         """
         with LOCK:
@@ -105,23 +105,23 @@ class Table(Generic[Value]):
             return None
 
     def has(self, name: str) -> bool:
-        """Whether ``name`` has an entry, for whichever class."""
+        """Return True if ``name`` has an entry for any class."""
         with LOCK:
             return name in self._users or name in self._builtin
 
     def entries(self) -> dict[str, Entry[Value]]:
-        """A snapshot: the entry in force for each name."""
+        """Return a snapshot of the entry that applies to each name."""
         with LOCK:
             return {**self._builtin, **self._users}
 
     def take_unmatched(self) -> list[Entry[Value]]:
-        """Users' entries that :meth:`find` never gave out, less those reported with :meth:`reported`."""
+        """Return users' entries that :meth:`find` never returned, except for those already reported."""
         with LOCK:
             done = self._matched | self._reported
             return [entry for name, entry in self._users.items() if name not in done]
 
     def reported(self, name: str) -> bool:
-        """Note that ``name`` is reported as unmatched; returns whether it was so before."""
+        """Mark ``name`` as reported, and return whether it was reported before."""
         with LOCK:
             before = name in self._reported
             self._reported.add(name)
@@ -129,7 +129,7 @@ class Table(Generic[Value]):
 
 
 def key_of(function: object, verb: str) -> tuple[str, FunctionClass | None]:
-    """The qualified name, and the class if one was given.
+    """Return the qualified name, and the class if one was given.
 
     Raises:
         RegistryError: ``function`` is neither a qualified name nor a Function class.
@@ -159,7 +159,7 @@ def check_callable(value: object, verb: str, what: str) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Up to three of ``names`` that are much like ``name``, the nearest first."""
+    """Return up to three of ``names`` that are similar to ``name``, the nearest first."""
     last = name.rpartition(".")[2]
     candidates = sorted(set(names) - {name})
     same = [other for other in candidates if other.rpartition(".")[2].lower() == last.lower()]
@@ -168,5 +168,5 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(names: list[str]) -> str:
-    """A clause that offers ``names``, or nothing."""
+    """Return a clause that suggests ``names``, or an empty string."""
     return f"; did you mean {' or '.join(repr(n) for n in names)}?" if names else ""

@@ -1,4 +1,4 @@
-"""Exporters: ONNX operators in place of a Function."""
+"""Exporters: ONNX operators that replace a Function."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _F = TypeVar("_F", bound=ExporterCallable)
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """How a Function becomes ONNX operators.
+    """Conversion of a Function to ONNX operators.
 
     Attributes:
-        call: ``call(g, *arguments)`` gives graph values, or ``None``.
+        call: ``call(g, *arguments)`` returns graph values, or ``None``.
         gradient: ``"engine"`` or ``"function"``, see :func:`register_exporter`.
     """
 
@@ -56,18 +56,18 @@ def register_exporter(
         exporter: ``exporter(g, *arguments)``, called once for each call of the Function in an exported
             model. ``g`` builds nodes, see :class:`torch2ort.GraphBuilder`; tensor arguments are
             :class:`torch2ort.GraphValue`, the others their Python values. It returns a value, or a tuple of
-            them for several outputs; or ``None``, and the call stays a ``PythonOp``. Left out, the call
-            gives a decorator.
+            values for several outputs; or ``None``, and the call stays a ``PythonOp``. If it is omitted, a
+            decorator is returned.
         gradient: the source of the gradient in training. ``"engine"``: registered gradients, see
-            :func:`register_gradient`, where all operators of the call have one, else the Function's own
-            ``backward``. ``"function"``: that ``backward`` always.
+            :func:`register_gradient`, if all operators of the call have one, otherwise the Function's own
+            ``backward``. ``"function"``: always that ``backward``.
         override: whether to replace an entry of the same name.
 
     Returns:
         ``exporter``, or a decorator.
 
     Raises:
-        RegistryError: ``function`` is no Function, ``exporter`` is not callable, ``gradient`` is unknown,
+        RegistryError: ``function`` is not a Function, ``exporter`` is not callable, ``gradient`` is unknown,
             or the name has an exporter already.
     """
     name, cls = key_of(function, exporters.verb)

@@ -1,4 +1,4 @@
-"""Classes that were made known by name, so that a loaded file can call them."""
+"""Classes registered by name, so that a loaded file can call them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def register_function(
     """Make a Function resolvable by name for :func:`torch2ort.load`.
 
     Args:
-        cls: a subclass of ``torch.autograd.Function``. Left out, the call gives a decorator.
+        cls: a subclass of ``torch.autograd.Function``. If it is omitted, a decorator is returned.
         name: the name that files use; the qualified name by default.
         override: whether to replace a class that already has the name.
 
     Returns:
-        ``cls`` itself, so that it serves as a decorator.
+        ``cls`` itself, so that the function serves as a decorator.
 
     Raises:
-        RegistryError: ``cls`` is no Function, or the name already stands for a class.
+        RegistryError: ``cls`` is not a Function, or the name is already registered for a class.
     """
     if cls is None:
         return lambda function: register_function(function, name, override=override)
@@ -52,10 +52,10 @@ def register_function(
 
 
 def classes_given(given: object) -> tuple[FunctionClass, ...]:
-    """The classes that somebody passes along with a file.
+    """Return the classes that a caller passes with a file.
 
     Raises:
-        RegistryError: it is no list of classes.
+        RegistryError: ``given`` is not a list of classes.
     """
     classes = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
     if isinstance(classes, tuple) and all(map(_is_function, classes)):
@@ -71,17 +71,17 @@ def _is_function(cls: object) -> bool:
 
 
 def resolve(names: Iterable[str], given: Iterable[FunctionClass]) -> dict[str, FunctionClass]:
-    """Classes for the names of a file.
+    """Return the classes for the names of a file.
 
     Only ``given`` classes and registered ones count: nothing is imported.
 
     Args:
-        names: the ``func_name`` of each site. ``name#2`` stands for the second class of that name.
+        names: the ``func_name`` of each site. ``name#2`` is the second class of that name.
         given: classes in the order of their numbers.
 
     Raises:
-        FunctionNotFoundError: some names are in neither; lists all of them.
-        RegistryError: something else than classes is given.
+        FunctionNotFoundError: some names are neither given nor registered; the message lists all of them.
+        RegistryError: ``given`` contains something else than classes.
     """
     supplied: dict[str, FunctionClass] = {}
     for function in classes_given(given):

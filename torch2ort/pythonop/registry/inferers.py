@@ -22,9 +22,9 @@ def register_shape_inferer(function: str | FunctionClass, inferer: _F, *, overri
 def register_shape_inferer(
     function: str | FunctionClass, inferer: _F | None = None, *, override: bool = False
 ) -> _F | Callable[[_F], _F]:
-    """Say which shapes a Function's outputs have, given those of its inputs.
+    """Register a function that computes the shapes of a Function's outputs from those of its inputs.
 
-    The same callable serves while the model is traced, so that operators behind the Function see
+    The same callable is used while the model is traced, so that operators after the Function see
     symbolic sizes, and on the ONNX graph.
 
     Args:
@@ -33,14 +33,14 @@ def register_shape_inferer(
             (position -> Python value of the non-tensor ones). There is one shape and one dtype per tensor
             argument: a list of ``int | sympy.Expr`` (``None`` for an unknown rank), and a ``torch.dtype``.
             It returns the same two lists for the tensor outputs; a dimension may also be a ``str`` (a
-            name, or an expression of names) or ``None`` (unknown). Left out, the call gives a decorator.
+            name, or an expression of names) or ``None`` (unknown). If it is omitted, a decorator is returned.
         override: whether to replace an entry of the same name.
 
     Returns:
         ``inferer``, or a decorator.
 
     Raises:
-        RegistryError: ``function`` is no Function, ``inferer`` is not callable, or the name has an
+        RegistryError: ``function`` is not a Function, ``inferer`` is not callable, or the name has an
             inferer already.
     """
     name, cls = key_of(function, inferers.verb)

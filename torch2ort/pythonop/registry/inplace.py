@@ -1,4 +1,4 @@
-"""In-place maps: which outputs and gradients of a Function are memory that it was given."""
+"""In-place maps: the outputs and gradients of a Function that share memory with its inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _C = TypeVar("_C", bound=FunctionClass)
 
 @dataclass(frozen=True, slots=True)
 class InplaceMap:
-    """What shares memory in a Function.
+    """Memory that outputs and gradients of a Function share with its inputs.
 
     Attributes:
         forward: output position -> position, among all arguments of ``apply``, of the input whose memory
@@ -53,17 +53,17 @@ def register_inplace_map(
     backward: Mapping[int, int] | None = None,
     override: bool = False,
 ) -> Callable[[_C], _C] | None:
-    """Declare memory that a Function passes on, which spares the copies that keep it apart.
+    """Declare memory that a Function passes on, which saves the copies that would separate it.
 
     Args:
-        function: its qualified name, or the class. Left out, the call gives a decorator for the class.
+        function: its qualified name, or the class. If it is omitted, a decorator for the class is returned.
         forward: output position -> position, among all arguments of ``apply``, of the input whose memory
             the output is.
         backward: position of an input gradient -> position of the output gradient whose memory it is.
         override: whether to replace an entry of the same name.
 
     Raises:
-        RegistryError: ``function`` is no Function, a position is no whole number from 0 up, two outputs
+        RegistryError: ``function`` is not a Function, a position is not an integer of at least 0, two outputs
             claim one input, or the name has a map already.
 
     A map that the Function's run contradicts raises :class:`torch2ort.InplaceMapError`, at export or in the

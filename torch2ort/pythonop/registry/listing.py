@@ -1,4 +1,4 @@
-"""What is registered, all tables together."""
+"""Listing of all registrations, over all tables."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TABLES: tuple[Table[Any], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """All that is registered under one name; ``None`` for what is not.
+    """All registrations under one name; ``None`` for those that do not exist.
 
     Attributes:
         name: qualified name of a Function, or name of an operator.
         exporter: see :func:`torch2ort.register_exporter`.
         shape_inferer: see :func:`torch2ort.register_shape_inferer`.
         inplace_map: see :func:`torch2ort.register_inplace_map`.
-        inline: whether it is, see :func:`torch2ort.register_inline`.
+        inline: True if the Function is inlined, see :func:`torch2ort.register_inline`.
         function: see :func:`torch2ort.register_function`.
         symbolic: see :func:`torch2ort.register_symbolic`.
         gradient: see :func:`torch2ort.register_gradient`.
@@ -52,7 +52,7 @@ class Registration:
 
 
 def registered() -> dict[str, Registration]:
-    """Everything that is registered now, built-in entries included, by name.
+    """Return all current registrations by name, including built-in ones.
 
     >>> import torch2ort
     >>> _ = torch2ort.register_shape_inferer("mylib.Gelu", lambda node, shapes, dtypes: (shapes, dtypes))
@@ -72,7 +72,7 @@ def registered() -> dict[str, Registration]:
 
 
 def unregister(function: str | FunctionClass) -> None:
-    """Forget every entry of a Function, or of an operator.
+    """Remove every entry of a Function, or of an operator.
 
     Args:
         function: the qualified name, the class, or the operator's name.

@@ -1,4 +1,4 @@
-"""What is in force for one call of a Function."""
+"""Lookup of the registrations that apply to one call of a Function."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch2ort.pythonop.site import Site
 
 
 def exporter_of(site: Site) -> Exporter | None:
-    """The exporter for a site, or ``None``."""
+    """Return the exporter for a site, or ``None``."""
     entry = _find(exporters, site.func_name, site.function)
     return None if entry is None else entry.value
 
 
 def inferer_of(func_name: str, function: type | None) -> Inferer | None:
-    """The shape inferer for a call: a registered one, or the class's own ``infer_shape``.
+    """Return the shape inferer for a call: a registered one, or the class's own ``infer_shape``.
 
     Args:
         func_name: the site's name of the Function.
-        function: its class, ``None`` where a graph gives only the name.
+        function: its class; ``None`` if a graph contains only the name.
     """
     entry = _find(inferers, func_name, function)
     return own_inferer(function) if entry is None else entry.value
 
 
 def inplace_map_of(site: Site) -> InplaceMap | None:
-    """The in-place map for a site: a registered one, or the class's own ``alias_input``."""
+    """Return the in-place map for a site: a registered one, or the class's own ``alias_input``."""
     entry = _find(inplace_maps, site.func_name, site.function)
     return own_inplace_map(site) if entry is None else entry.value
 
 
 def is_inlined(site: Site) -> bool:
-    """Whether the operators of a site's Function are trained in its place."""
+    """Return True if training replaces a site's Function by the Function's operators."""
     return _find(inlined, site.func_name, site.function) is not None
 
 
@@ -43,5 +43,5 @@ def _find(table: Table[Value], func_name: str, function: type | None) -> Entry[V
     name, _, number = func_name.partition("#")
     entry = table.find(name, function)
     if entry is not None and function is None and number and entry.function is not None:
-        return None  # registered for one class of several, and it is not known for which
+        return None  # registered for one of several classes, and the site's class is unknown
     return entry

@@ -1,6 +1,6 @@
 """Translations of torch operators, and gradients of ONNX operators, that users register.
 
-They are looked up by :mod:`torch2ort.symbolics`; here is what is registered, under which name.
+:mod:`torch2ort.symbolics` looks them up; this module contains the tables.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def register_symbolic(
             the namespace of a ``torch.library``.
         symbolic: ``symbolic(g, *arguments, **keywords)`` with the arguments of the operator's schema:
             tensors and sizes that vary are :class:`torch2ort.GraphValue`, the others Python values. It
-            returns a value, or a tuple of them for several outputs; or ``None``, and the operator is
-            exported as if nothing was registered. Left out, the call gives a decorator.
+            returns a value, or a tuple of values for several outputs; or ``None``, and the operator is
+            exported as if nothing was registered. If it is omitted, a decorator is returned.
         override: whether to replace an entry of the same name.
 
     Returns:
         ``symbolic``, or a decorator.
 
     Raises:
-        RegistryError: ``operator`` is no name of an operator, ``aten`` has none of that name, ``symbolic``
+        RegistryError: ``operator`` is not an operator's name, ``aten`` has none of that name, ``symbolic``
             is not callable, or the name has a translation already.
     """
     if not isinstance(operator, str) or not re.fullmatch(r"\w+::\w+(\.\w+)?", operator):
@@ -68,13 +68,13 @@ def register_symbolic(
 
 
 def known_operators(namespace: str) -> list[str]:
-    """Names of the operators of a library, as far as somebody looked them up."""
+    """Return the names of the operators of a library that were looked up before."""
     library = getattr(torch.ops, namespace)
     return [f"{namespace}::{name}" for name in dir(library) if hasattr(getattr(library, name), "overloads")]
 
 
 def overloads(operator: str) -> list[OpOverload]:
-    """The operators that a registered name stands for; none while their library is not loaded."""
+    """Return the operators that a registered name denotes; none while their library is not loaded."""
     namespace, _, rest = operator.partition("::")
     name, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), name, None)
@@ -92,9 +92,10 @@ def register_gradient(operator: str, gradient: _F, *, override: bool = False) ->
 def register_gradient(
     operator: str, gradient: _F | None = None, *, override: bool = False
 ) -> _F | Callable[[_F], _F]:
-    """Give an ONNX operator a gradient.
+    """Register the gradient of an ONNX operator.
 
-    Training follows it for a call all of whose operators have one; any other call keeps PyTorch's gradient,
+    Training uses it for a call if all operators of the call have one; any other call keeps PyTorch's
+    gradient,
     or its Function's own ``backward``.
 
     Args:
@@ -103,14 +104,14 @@ def register_gradient(
             in a graph that is trained. ``inputs`` and ``outputs`` are the node's, ``grads`` the gradients of
             its outputs, the keywords the attributes that the node has; ``g.op`` adds nodes. It returns the
             gradient of the first input, or a tuple with one for each input (``None`` for one that has
-            none). Left out, the call gives a decorator.
+            none). If it is omitted, a decorator is returned.
         override: whether to replace an entry of the same name.
 
     Returns:
         ``gradient``, or a decorator.
 
     Raises:
-        RegistryError: ``operator`` is no name of an operator, ONNX has none of that name, ``gradient`` is
+        RegistryError: ``operator`` is not an operator's name, ONNX has none of that name, ``gradient`` is
             not callable, or the name has a gradient already.
     """
     if not isinstance(operator, str) or not re.fullmatch(r"([\w.]+::)?\w+", operator):

@@ -1,7 +1,7 @@
-"""``infer_shape`` and ``alias_input``, static methods that classes written for ORTModule carry.
+"""``infer_shape`` and ``alias_input``, static methods of classes that were written for ORTModule.
 
-They count as registered. ORTModule gave them an ``onnx.NodeProto``, sizes as numbers or names, ONNX's
-numbers for dtypes, and took lists with -1 for "no memory of anyone's".
+They count as registered. ORTModule passed them an ``onnx.NodeProto``, sizes as numbers or names, and ONNX's
+numbers for dtypes, and accepted lists with -1 for an output that shares no memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 
 
 def own_inferer(function: type | None) -> Inferer | None:
-    """The class's ``infer_shape`` as an inferer of ours, or ``None``."""
+    """Return the class's ``infer_shape`` as an inferer of torch2ort, or ``None``."""
     method = getattr(function, "infer_shape", None)
     if not callable(method):
         return None
@@ -45,10 +45,10 @@ def own_inferer(function: type | None) -> Inferer | None:
 
 
 def own_inplace_map(site: Site) -> InplaceMap | None:
-    """What the class's ``alias_input`` declares for a call, or ``None``.
+    """Return the map that the class's ``alias_input`` declares for a call, or ``None``.
 
     Raises:
-        InplaceMapError: it returns no two lists of the right lengths.
+        InplaceMapError: ``alias_input`` does not return two lists of the right lengths.
     """
     method = getattr(site.function, "alias_input", None)
     if not callable(method):

@@ -1,8 +1,8 @@
-"""Names that were registered and never matched: a typo is the commonest fault with a registry.
+"""Names that were registered and never matched: a typo is the most common error with a registry.
 
-A process may export several models, so that a name is not suspect because one of them lacks it. It is
-if no such Function can exist (its module is there and holds no class of that name), or if the export
-met a Function of much the same name that has no entry.
+A process may export several models, so a name is not suspect because one of them lacks it. A name is suspect
+if no such Function can exist (its module is imported and contains no class of that name), or if the export
+met a Function of a similar name that has no entry.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ALIKE = 0.9
 
 
 def report_unmatched(functions: Iterable[type[torch.autograd.Function]]) -> None:
-    """Warn once of each name that was registered by mistake, as far as an export shows it.
+    """Warn once of each name that an export shows to be registered by mistake.
 
     Args:
         functions: the classes of the calls that the export met.
@@ -69,7 +69,7 @@ def _fault(entry: Entry[Any], table: Table[Any], met: dict[str, Any], known: dic
 
 
 def _missing_operators() -> list[str]:
-    """One sentence for each translation of an operator that its library does not define."""
+    """Return one sentence for each translation of an operator that its library does not define."""
     sentences = []
     for entry in symbolics.take_unmatched():
         namespace = entry.name.partition("::")[0]
@@ -88,7 +88,7 @@ def _alike(name: str, other: str) -> bool:
 
 
 def _cannot_exist(name: str) -> bool:
-    """Whether the module of ``name`` is imported and holds no class of that qualified name."""
+    """Return True if the module of ``name`` is imported and contains no class of that qualified name."""
     if "<locals>" in name:
         return False
     parts = name.split(".")
@@ -99,11 +99,11 @@ def _cannot_exist(name: str) -> bool:
     module = ".".join(parts[:count])
     held: Any = sys.modules[module]
     for part in parts[count:]:
-        # A module may find names only when they are asked for, which is not ours to set off.
+        # A module may define names when they are read, and this check must not run its code.
         if "__getattr__" in vars(held):
             return False
         if part not in vars(held):
-            # Only a package has modules that are not imported yet.
+            # Only a package can have modules that are not imported yet.
             last = count + 1 == len(parts)
             package = held is sys.modules[module] and hasattr(held, "__path__") and not last
             return not package or importlib.util.find_spec(f"{module}.{part}") is None
@@ -114,7 +114,7 @@ def _cannot_exist(name: str) -> bool:
 
 
 def _all_functions() -> Iterator[tuple[str, type]]:
-    """Every Function class that is alive, by name, less those of torch's own."""
+    """Yield every live Function class by name, except for those of torch and torch2ort."""
     stack: list[type] = [torch.autograd.Function]
     seen: set[type] = set()
     while stack:
