@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -448,18 +449,22 @@ def forward_with_graph(
         saved.append(tensor.detach())
         return len(saved) - 1
 
+    is_recurrent = is_stood_for(call.operator)
+    if is_recurrent and not private.is_abstract(tensors):
+        # A recurrent net saves tensors of each position, hundreds of calls of a hook. Its graph keeps them
+        # itself instead, in memory that is not the runtime's.
+        tensors = [t if isinstance(t, torch.nn.Parameter) else t.clone() for t in tensors]
     with torch.enable_grad():
         entries = [
             _Entry.apply(_anchor, t) if needed else t
             for t, needed in zip(tensors, ctx.needs_input_grad[1:], strict=False)
         ]
-        with saved_tensors_hooks(pack, saved.__getitem__):
+        with nullcontext() if is_recurrent else saved_tensors_hooks(pack, saved.__getitem__):
             outputs = call(entries)
         tracked = [t for t in outputs if t.requires_grad]
         if runs_without and tracked:
             graph.nothing = get_gradient_edge(_Nothing.apply(*tracked))
-    if private.is_abstract(tensors) and is_stood_for(call.operator):
-        # What stands for the operator saves nothing, while the operator itself reads its arguments again.
+    if is_recurrent:
         saved += [t.detach() for t in tensors]
     graph.inputs = [get_gradient_edge(t) if t.requires_grad else None for t in entries]
     graph.outputs = [get_gradient_edge(t) if t.requires_grad else None for t in outputs]
