@@ -1,4 +1,4 @@
-"""A file has operators of ONNX alone, and a session of torch2ort's gives eager's results and errors."""
+"""A file contains ONNX operators alone, and a torch2ort session gives eager PyTorch's results and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch2ort.graph.exact_nodes import NAN_META, REFINED_META
 
 
 def special(dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Windows with NaN, of minus infinity alone, and of plain numbers."""
+    """Windows with NaN, of minus infinity alone, and of finite numbers."""
     x = torch.arange(64, dtype=dtype).reshape(1, 1, 8, 8)
     x[0, 0, 0, 1] = math.nan
     x[0, 0, 2:4, 2:4] = -math.inf
@@ -87,7 +87,7 @@ def test_a_gate_is_a_sigmoid_and_exact_where_that_is_small(name: str) -> None:
 
 
 def numbers(dtype: torch.dtype) -> torch.Tensor:
-    """Rows with NaN, with infinities, and of plain numbers."""
+    """Rows with NaN, with infinities, and of finite numbers."""
     rows = [[1, math.nan, 3, math.nan], [math.inf, 2, -math.inf, 1], [-math.inf] * 4, [0, -0.0, 2, -1]]
     return torch.tensor(rows, dtype=dtype)
 

@@ -47,7 +47,7 @@ class Watching(SubscriberBase):
 
 
 class Changing(SubscriberBase):
-    """Changes what modules get and give, by operators."""
+    """Changes the inputs and outputs of modules, by operators."""
 
     def pre_forward_module_apply_impl(self, run_ctx, module, args, kwargs):
         return (args[0] + 1,), kwargs

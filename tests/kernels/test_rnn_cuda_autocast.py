@@ -19,7 +19,7 @@ def called_with(device: str) -> list[object]:
 
 @pytest.fixture
 def autocast() -> Iterator[None]:
-    """As it is inside of ``torch.autocast("cuda")``, which a PyTorch without CUDA does not switch on."""
+    """Set the state of ``torch.autocast("cuda")``, which a PyTorch without CUDA does not enable."""
     before = torch.is_autocast_enabled("cuda")
     torch.set_autocast_enabled("cuda", True)
     yield
