@@ -116,7 +116,7 @@ def test_every_alternative_gives_the_step_of_eager_pytorch(operator, name, faste
     logged = fastest(name)
     torch.testing.assert_close(step(tuned(model), x), step(copy.deepcopy(model), x))
     said = [line for line in logged.messages if f" of {operator} of " in line]
-    # By the rule, derivatives of few numbers are decomposed, and ONNX Runtime computes what both libraries can.
+    # By the rule, derivatives of few numbers are decomposed, and ONNX Runtime computes what both support.
     by_rule = name == "parts" and operator in (aten.tanh_backward.default, aten.sigmoid_backward.default)
     by_rule |= name == "onnx" and operator in BETWEEN_LIBRARIES
     assert bool(said) is not by_rule

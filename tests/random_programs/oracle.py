@@ -34,7 +34,7 @@ FORBIDDEN = "This behavior is forbidden. You can fix this by cloning the output 
 
 @dataclass(frozen=True)
 class Verdict:
-    """An outcome: its kind is ``passed``, ``refused``, ``failed``, ``lenient``, ``unstable`` or ``unsuitable``."""
+    """An outcome: ``passed``, ``refused``, ``failed``, ``lenient``, ``unstable`` or ``unsuitable``."""
 
     kind: str
     reason: str = ""

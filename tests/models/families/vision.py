@@ -79,7 +79,7 @@ images(
         "decoder_num_hidden_layers": 1,
         "decoder_intermediate_size": 32,
         # Normalizing small tokens with the default of 1e-12 makes gradients of 14000, so that an element of
-        # 53 has a rounding error: 52.97932 in float64, 52.98419 in eager's float32, 52.97655 in ONNX Runtime's.
+        # 53 is inexact: 52.97932 in float64, 52.98419 in eager PyTorch's float32, 52.97655 in ONNX Runtime's.
         "layer_norm_eps": 1e-3,
     },
     16,

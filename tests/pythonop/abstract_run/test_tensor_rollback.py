@@ -62,7 +62,7 @@ WAYS = (
 
 
 def writing(held, write):
-    """A Function that reads and writes what ``held`` gives, in forward."""
+    """A Function whose forward reads and writes the tensor that ``held`` returns."""
 
     class Writes(torch.autograd.Function):
         scale = torch.ones(2)
