@@ -32,7 +32,7 @@ class Identity(torch.autograd.Function):
 
 
 class Keep(torch.autograd.Function):
-    """Saves its argument and its result."""
+    """Keeps its argument and its result in a class attribute."""
 
     kept: ClassVar[list[torch.Tensor]] = []
 

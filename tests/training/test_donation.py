@@ -79,7 +79,7 @@ def test_activations_are_free_while_backward_runs():
     on_joint(Scaled(2, LARGE))(torch.ones(LARGE)).backward()
     before = resident_bytes()
     module(x).backward()
-    # The memory of all activations, or of all gradients and little else, but not of both.
+    # Room for all activations, or for all gradients and little else, but not for both.
     assert resident_bytes() - before < (layers + 6) * x.nbytes
 
 

@@ -13,7 +13,7 @@ import torch2ort
 
 
 class Classifier(nn.Module):
-    """Two layers and a loss, which overflows in float16 by ``scale``."""
+    """Two layers and a loss, which overflows in float16 if ``scale`` is large."""
 
     def __init__(self) -> None:
         super().__init__()

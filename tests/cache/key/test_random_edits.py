@@ -39,7 +39,7 @@ NAMES = {
 
 
 class Edit(ast.NodeTransformer):
-    """Changes the node of a number, counted over all nodes that an edit can change."""
+    """Changes one node, selected by its index among all nodes that an edit can change."""
 
     def __init__(self, at: int, chance: random.Random) -> None:
         self.at, self.chance, self.count = at, chance, 0
