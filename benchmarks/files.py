@@ -83,7 +83,7 @@ def compare(name: str, *, shows_nodes: bool) -> dict[str, float]:
     found |= {"export": seconds["ours"], "their export": seconds["theirs"]}
     try:
         sessions = {way: session(file, x) for way, file in files.items()}
-    except Exception:  # of ONNX Runtime, which has no class of its own for it
+    except Exception:  # an exception of ONNX Runtime, which has no class of its own for it
         text += ", no plain session loads it"
     else:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""``python -m torch2ort cache``, and what the log says of a miss."""
+"""``python -m torch2ort cache``, and the log's reason of a miss."""
 
 from __future__ import annotations
 

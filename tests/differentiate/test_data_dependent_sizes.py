@@ -81,7 +81,7 @@ BODIES = {
     "the first two": lambda m, h, k: h[k.nonzero()[:, 0][:2]].exp().sum(0),
     "repeated": lambda m, h, k: h.repeat_interleave(k.long() + 1, 0).square().sum(),
 }
-# Of these others of the table are the like.
+# Cases that are similar to others of the table.
 ALIKE = frozenset(
     {"a norm", "columns", "equal masks", "joined", "masked_select of rows", "numbers", "put back"}
     | {"a layer", "how many", "repeated", "two selections", "zeros of as many", "zeros of as many and two"}

@@ -646,7 +646,7 @@ def takes_the_next_of_an_iterator(m, h):
     return h * next(m.steps)
 
 
-if sys.version_info < (3, 14):  # whose cycles do not show where they are
+if sys.version_info < (3, 14):  # from 3.14 on a cycle does not expose its position
 
     @refused(f"draws from Model.steps, a cycle, {TAKES}", steps=itertools.cycle([1, 2, 3]))
     def takes_the_next_of_a_cycle(m, h):

@@ -41,7 +41,7 @@ _file_models, _portable_models = map(_module, ("benchmarks/_file_models", "bench
 
 Array = np.ndarray[Any, Any]
 
-# onnx 1.23's evaluator takes GatherElements for one of equal sizes; it fails on torch.onnx's files alike.
+# onnx 1.23's evaluator assumes equal sizes in GatherElements; it fails on torch.onnx's files, too.
 EVALUATOR_FAILS = frozenset({"ALBERT", "BERT", "ELECTRA", "RoBERTa", "examples/sparse_attention.py"})
 
 
@@ -104,7 +104,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 
 
 def difference(model: str, runtime: str) -> float:
-    """The largest difference of a runtime's result from eager PyTorch's, of the largest number there."""
+    """The largest difference from eager PyTorch, relative to the largest number of its result."""
     torch.manual_seed(1)
     made, x = MODELS[model]()
     made.eval()

@@ -169,7 +169,7 @@ def test_a_gelu_that_another_tool_changed_is_computed_as_it_stands(tmp_path: Pat
 
 
 class Looked(nn.Module):
-    """Rows of a table, then elements of them, by indices that may lie outside."""
+    """Rows of a table, then elements of them, by indices that may be out of range."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ class Found:
 
 
 class See(torch.autograd.Function):
-    """Notes a number of a tensor in each step, and of its gradient."""
+    """Records a number of a tensor in each step, and of its gradient."""
 
     @staticmethod
     def forward(ctx, x, name, number):

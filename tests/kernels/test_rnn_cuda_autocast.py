@@ -1,4 +1,4 @@
-"""A recurrent net on a GPU under autocast is refused by name; tensors are fake."""
+"""A recurrent net on a GPU under autocast is refused by name; the tensors are fake."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ JOINT = torch2ort.Options()
 
 
 class Learner(lightning.LightningModule):
-    """Trains a classifier, and notes losses and where they come from."""
+    """Trains a classifier, and records losses and the engine that they come from."""
 
     def __init__(self, width: int = 8, rate: float = 0.05) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class Action:
         under: the grad mode of the call, as ``torch.no_grad()``; empty for the usual one.
         flag: the call's Python argument ``flag``, or the attribute's new value.
         retain: whether backward keeps its graph.
-        strided: whether the call's tensors lie in memory by columns.
+        strided: whether the call's tensors are in column-major order.
         high: exclusive upper bound of the call's indices; more than 4 is out of range for most operators.
         held: the object of ``held.HELD`` or the part of ``parts.PARTS`` that is changed.
         change: number of the part's change.

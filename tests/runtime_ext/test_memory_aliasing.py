@@ -120,7 +120,7 @@ def test_an_inference_call_drops_its_context_before_it_looks_at_what_is_kept() -
 
 
 class KeepLater(Function):
-    """Keeps nothing in the first step, then one argument or the other."""
+    """Keeps nothing in the first step, and then one of the two arguments."""
 
     step = 0
 

@@ -229,7 +229,7 @@ PROGRAMS = {
     "random numbers": lambda m, x, h: F.dropout(h, 0.5) * torch.rand_like(h) + torch.rand(x.shape[0], 1),
     "several outputs": lambda m, x, h: (h, h.view(-1), Square.apply(h).sum(0), (h * 3).detach()),
 }
-# Of these others of the table are the like.
+# Cases that are similar to others of the table.
 ALIKE = frozenset(
     {
         "affine grid of a volume", "arange of the size", "expand", "extrema", "gather", "mean",

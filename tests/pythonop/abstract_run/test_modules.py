@@ -40,7 +40,7 @@ class RunsAll(Function):
 
 
 class Noting(torch.nn.Module):
-    """Notes something on itself."""
+    """Sets an attribute of itself in forward."""
 
     def __init__(self, layer) -> None:
         super().__init__()
