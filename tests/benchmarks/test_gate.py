@@ -82,7 +82,7 @@ def test_peers_and_times_are_no_ratios_of_ours(tmp_path: Path) -> None:
 
 
 def test_the_kept_ratios_are_the_published_ones(tmp_path: Path) -> None:
-    # Fields of benchmarks/README.md, whose first block is about onnxruntime-training.
+    # The first block of benchmarks/README.md contains the kept figures.
     text = (BENCHMARKS / "README.md").read_text()
     block = re.search(r"```text\n(.*?)```", text, re.DOTALL).group(1)
     published = kept(block, tmp_path / "kept.json")
