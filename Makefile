@@ -1,7 +1,7 @@
-# `make demo` and `make test` need a Python from 3.10 to 3.13 with venv and its headers, g++ and make; all else is
-# installed into .venv. Its stamps let a second call reuse it all, until a file that the build reads changes.
+# `make demo` and `make test` need a Python from 3.10 to 3.13 with venv and its headers, g++ and make; everything else
+# is installed into .venv. Stamp files let a second call reuse the environment until an input of the build changes.
 
-# A version manager puts names of Pythons on the path that it does not have.
+# A version manager may put names on the path of Pythons that are not installed.
 SUITS := import ensurepip, os, sys, sysconfig, venv; \
 	sys.exit(not ((3, 10) <= sys.version_info < (3, 14) and os.path.exists(sysconfig.get_path("include") + "/Python.h")))
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3.10 python3; do \
@@ -9,7 +9,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3.10 pyth
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
-# Tests of one file stay in one process, so that what a module sets up is set up once.
+# Tests of one file stay in one process, so that fixtures of a module are set up once.
 WORKERS ?= 2
 PYTEST := -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile
 # Tests that `make test-long` runs in parts of a file, as one process would take hours.
@@ -43,9 +43,9 @@ $(VENV)/.tools: $(BUILT_FROM) | $(BIN)/python
 
 build: $(VENV)/.built  ## Make .venv and compile the extension
 
-tools: $(VENV)/.tools  ## Do that, and install what tests and development need
+tools: $(VENV)/.tools  ## Make .venv with the dependencies of tests and development
 
-# --- what people run ---------------------------------------------------------------------------------
+# --- commands ----------------------------------------------------------------------------------------
 
 demo: build  ## Train the example transformer eager and on ONNX Runtime, side by side
 	$(BIN)/python examples/char_transformer.py
@@ -59,9 +59,9 @@ test-long: tools  ## Run the tests that take minutes or hours, and those that ne
 	$(BIN)/python $(PYTEST) tests/loops/test_deepspeed.py
 	TORCH2ORT_LONG=1 $(BIN)/python $(PYTEST) --dist load -m long $(IN_PARTS)
 
-# Python's objects come from the C library's heap, where AddressSanitizer sees them. What a process still holds at
-# its end is no report: CPython, torch and onnxruntime hold much on purpose. Tests that measure memory are left out,
-# as the sanitizer holds back what is freed; those that count objects run.
+# Python's objects come from the C library's heap, where AddressSanitizer sees them. Leaks at exit are not reported, as
+# CPython, torch and onnxruntime keep much memory on purpose. Tests that measure memory are excluded, as the sanitizer
+# holds back freed memory; those that count objects run.
 SANITIZED := build/sanitize
 WATCHED = PYTHONPATH=tests/sanitize PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)"
@@ -76,8 +76,8 @@ sanitize: tools  ## Run tests of the extension under AddressSanitizer and UBSan
 		-k 'not memory'
 	$(WATCHED) $(BIN)/python -m tests.random_programs --seed 1 --programs 24 --minutes 60 --seconds 900 --loud
 
-# Each environment of these is made, used and removed, but with NOX_ARGS='-- --keep'; a version that the machine
-# cannot have is "not tried", which is no failure.
+# Each environment of these is made, used and removed, unless NOX_ARGS='-- --keep'; a version that the machine cannot
+# install is "not tried", which is not a failure.
 test-matrix: tools  ## Run tests on every torch, Python and onnxruntime that is supported; hours
 	$(BIN)/nox --session wheel
 	$(BIN)/nox --session matrix $(NOX_ARGS); status=$$?; $(BIN)/nox --session table; exit $$status
@@ -86,7 +86,7 @@ test-newest: tools  ## Run tests on the ends of the supported versions
 	$(BIN)/nox --session wheel
 	$(BIN)/nox --session newest $(NOX_ARGS); status=$$?; $(BIN)/nox --session table -- newest; exit $$status
 
-# clang-tidy compiles as the build does.
+# clang-tidy uses the build's compile commands.
 lint: tools  ## Check style and types, and the C++ for mistakes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -105,7 +105,7 @@ wheel: tools  ## Build a wheel into dist/ and test it in an empty environment
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 	$(BIN)/python tests/wheel/check.py dist/torch2ort-*.whl constraints.txt
 
-# Nobody reads advice about the site's generator in a log of the build.
+# Advice about the site's generator is of no use in a build log.
 docs: tools  ## Build the site into build/site; a broken link is an error
 	$(INSTALL) '.[cpu,dev,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
@@ -127,12 +127,12 @@ bench: tools  ## Print the benchmarks' ratios to eager PyTorch
 	$(BIN)/python benchmarks/guards.py
 	$(BIN)/python benchmarks/files.py
 
-# That machine may reach no index, so that nothing is installed: GPU_PYTHON has torch, onnxruntime-gpu, torch2ort and
-# pytest already.
+# The machine may be offline, so nothing is installed: GPU_PYTHON must have torch, onnxruntime-gpu, torch2ort and
+# pytest.
 GPU_PYTHON ?= python3
 PARTS ?=
 
-check-gpu:  ## On a machine with a GPU, run what needs one, and print a table
+check-gpu:  ## On a machine with a GPU, run the checks that need one, and print a table
 	$(GPU_PYTHON) tests/check_gpu.py $(PARTS)
 
 clean:  ## Remove the environments and everything built

@@ -1,4 +1,4 @@
-"""Tests and the examples of the docs leave the caller's export cache alone."""
+"""Tests and the examples of the docs do not use the user's export cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch2ort.cache.store import location
 
 @pytest.fixture(autouse=True, scope="session")
 def _without_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep what is built in this process nowhere, unless a folder is named; give children a folder."""
+    """Disable the cache in this process, unless a folder is named; child processes get a folder."""
     folder = tmp_path_factory.mktemp("cache_of_children")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(location, "users_folder", lambda: None)

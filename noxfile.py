@@ -1,6 +1,6 @@
 """The matrix of versions: ``nox -s matrix`` and ``nox -s newest``, or one row, ``nox -s 'matrix(NAME)'``.
 
-``-- --keep`` leaves the environments, gigabytes each, for the next time.
+``-- --keep`` leaves the environments, gigabytes each, for the next run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _try(session: nox.Session, row: versions.Row) -> None:
 
 @nox.session
 def wheel(session: nox.Session) -> None:
-    """Build the wheel that the rows install, and forget what earlier runs found."""
+    """Build the wheel that the rows install, and drop the results of earlier runs."""
     versions.forget({*versions.MATRIX, *versions.NEWEST})
     session.log(str(versions.build_wheel()))
 
@@ -51,6 +51,6 @@ def newest(session: nox.Session, row: versions.Row) -> None:
 
 @nox.session
 def table(session: nox.Session) -> None:
-    """Print what the rows came to."""
+    """Print the results of the rows."""
     rows = versions.NEWEST if "newest" in session.posargs else versions.MATRIX
     print(versions.table(versions.results(rows)))

@@ -20,7 +20,7 @@ _IMAGE = {
 
 
 class Logits(nn.Module):
-    """What a model of transformers computes without labels."""
+    """A model of transformers, called without labels."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Logits(nn.Module):
 
 
 class First(nn.Module):
-    """The first output of a layer that has several."""
+    """The first output of a layer with several."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return it."""
+        """Return the first output."""
         return self.layer(x)[0]
 
 
@@ -82,7 +82,7 @@ def _resnet() -> nn.Module:
 
 
 class Pyramid(nn.Module):
-    """A head of detection over two sizes of an image: boxes and classes of each place."""
+    """A detection head over two sizes of an image: boxes and classes at each position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Pyramid(nn.Module):
         self.boxes, self.classes = nn.Conv2d(32, 4, 3, padding=1), nn.Conv2d(32, 10, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return boxes and classes of all places."""
+        """Return boxes and classes at all positions."""
         fine = self.first(x)
         coarse = self.second(fine)
         fine = self.lateral(fine) + nn.functional.interpolate(coarse, scale_factor=2)
@@ -101,7 +101,7 @@ class Pyramid(nn.Module):
 
 
 class Separated(nn.Module):
-    """Masks of a spectrum by a net that is recurrent both ways, as for speech."""
+    """Masks of a spectrum by a bidirectional recurrent net, as for speech."""
 
     def __init__(self) -> None:
         super().__init__()

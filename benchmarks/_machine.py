@@ -1,4 +1,4 @@
-"""What the figures of a run were taken on."""
+"""The machine and the versions of a benchmark run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def processor() -> str:
 
 
 def machine() -> str:
-    """Return processor and versions in a line."""
+    """Return processor and versions as one line."""
     runtimes = ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime-gpu")
     installed = {package.name: package.version for package in metadata.distributions()}
     found = [f"{name} {installed[name]}" for name in ("torch", *runtimes) if name in installed]

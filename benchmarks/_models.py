@@ -1,4 +1,4 @@
-"""The transformers that the benchmarks train: random weights, no dropout, so that all ways must agree."""
+"""The transformers that the benchmarks train: random weights, no dropout, so that all engines must agree."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def session(model: onnx.ModelProto, x: Tensor) -> tuple[Callable[[], object], np.ndarray[Any, Any]]:
-    """Return a run in a plain session, and its first output."""
+    """Return a function that runs a plain session, and its first output."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
@@ -26,7 +26,7 @@ def session(model: onnx.ModelProto, x: Tensor) -> tuple[Callable[[], object], np
 def latency(files: dict[str, onnx.ModelProto], x: Tensor) -> tuple[float, float]:
     """Return the ratio of the latencies of "ours" and "theirs", and the seconds of the second.
 
-    A session that is made first is some 5 % slower, even of the same file: each is first once.
+    The session that is made first is some 5 % slower, even of the same file, so each one is first once.
     """
     ratio, seconds = 1.0, 0.0
     for order in (("ours", "theirs"), ("theirs", "ours")):

@@ -22,7 +22,7 @@ class Swish(Function):
 
 
 class Attention(Function):
-    """Attention with a mask of causality."""
+    """Attention with a causal mask."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Quantize(Function):
 
 
 class Spike(Function):
-    """One where a membrane's potential is above the threshold."""
+    """1 where a membrane's potential is above the threshold, else 0."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, threshold: float) -> Tensor:
@@ -54,12 +54,12 @@ Call = Callable[..., Tensor]
 
 
 def as_functions(function: type[Function]) -> Call:
-    """Return what calls a Function."""
+    """Return a function that calls a Function."""
     return function.apply
 
 
 def as_operators(function: type[Function]) -> Call:
-    """Return what calls the operators of its forward."""
+    """Return a function that calls the operators of its forward."""
     return lambda *arguments: function.forward(None, *arguments)
 
 

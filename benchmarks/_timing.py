@@ -1,4 +1,4 @@
-"""Timing that two or more ways of doing the same thing share, so that only their ratio is left."""
+"""Timing of alternatives under the same conditions, for ratios between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-# A model that was built once is built again by the next benchmark, and nothing goes into the user's cache.
+# Without a cache every benchmark builds its models itself, and the user's cache stays as it is.
 os.environ.setdefault("TORCH2ORT_CACHE_DIR", "")
 
 
@@ -20,16 +20,16 @@ def interleaved_medians(
     pause: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Time each of `ways` in turn, round after round, so that a busy moment of the machine hits them all.
+    """Time each of `ways` in turn, round after round, so that a busy moment of the machine affects them all.
 
     Args:
-        ways: What to time, by name.
-        rounds: Timings taken of each.
+        ways: Functions to time, by name.
+        rounds: Timings of each function.
         calls: Calls in one timing.
-        warm_up: Calls of each before the first timing; builds and caches happen there.
-        pause: Seconds before each timing, for the threads of the way before to stop waiting for more work.
-        clock: Tells the seconds; `time.thread_time` leaves out what other processes take of a full machine,
-            where all of a way's work is done by this thread.
+        warm_up: Calls of each before the first timing, which build engines and fill caches.
+        pause: Seconds before each timing, in which threads of the previous function stop spinning.
+        clock: Returns seconds; `time.thread_time` excludes other processes on a busy machine, and is valid if
+            this thread does all the work.
 
     Returns:
         Median seconds per call, by name.

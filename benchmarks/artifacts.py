@@ -24,7 +24,7 @@ BATCH = 8
 
 
 def mlp() -> nn.Module:
-    """Three layers of some size."""
+    """Three linear layers."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
 
@@ -54,7 +54,7 @@ def session(artifacts: torch2ort.TrainingArtifacts) -> TrainingSession:
 
 
 def compare(name: str, ways: dict[str, Callable[[], float]], rounds: int, calls: int) -> float:
-    """Check that both ways agree, time them, and print one line.
+    """Check that both functions agree, time them, and print one line.
 
     Returns:
         Seconds of a step of the files.
@@ -81,7 +81,7 @@ def python_side(one: TrainingSession, given: Any) -> float:
 
 
 def main() -> None:
-    """Print one line a model, and one about Python."""
+    """Print one line per model, and one about Python."""
     torch.set_num_threads(1)
     x, y = torch.randn(32, 64), torch.randint(10, (32,))
     model, loss = mlp(), nn.functional.cross_entropy

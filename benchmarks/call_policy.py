@@ -1,4 +1,4 @@
-"""What one call of a Function costs through the native policy alone, as a ratio to eager PyTorch."""
+"""The cost of one call of a Function through the native policy alone, as a ratio to eager PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch2ort.pythonop.native import native
 
 
 class Tiny(torch.autograd.Function):
-    """As little as a Function can do and still save a tensor: all of its cost is the call."""
+    """A minimal Function that saves a tensor: its cost is that of the call."""
 
     @staticmethod
     def forward(ctx, x: Tensor, factor: float) -> Tensor:
@@ -67,7 +67,7 @@ def plain_call(x: Tensor, grad: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Check that all ways agree, time them, and print one line."""
+    """Check that all functions agree, time them, and print one line."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     x, leaf, grad = torch.randn(4, 8), torch.randn(4, 8).requires_grad_(), torch.randn(4, 8)

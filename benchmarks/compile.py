@@ -1,6 +1,6 @@
-"""What a call of torch.compile costs on ONNX Runtime, beside Inductor's, aot_eager's and ORTModule's.
+"""The cost of a call of torch.compile on ONNX Runtime, beside Inductor's, aot_eager's and ORTModule's.
 
-A small net shows the cost around a graph, a BERT that of a step.
+A small net shows the overhead of a graph's call, a BERT the cost of a step.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ BACKENDS = ("torch2ort", "aot_eager", *(["inductor"] if shutil.which("g++") else
 
 
 def small() -> nn.Module:
-    """Three layers, whose calls cost more around the graph than in it."""
+    """Three layers, for which the overhead of a call exceeds the cost of its graph."""
     torch.manual_seed(1)
     layers = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH))]
     return nn.Sequential(*layers)
 
 
 def each_way(model: nn.Module) -> dict[str, nn.Module]:
-    """Copies of a model, by the name of what runs them."""
+    """Copies of a model, by the names of the engines."""
     compiled = {name: torch.compile(copy.deepcopy(model), backend=name) for name in BACKENDS}
     return {"eager": model, **compiled, "ORTModule": torch2ort.ORTModule(copy.deepcopy(model))}
 
 
 def compare(title: str, ways: dict[str, Callable[[], Tensor]], *, rounds: int, calls: int) -> None:
-    """Check that all ways agree, time them, and print one line."""
+    """Check that all engines agree, time them, and print one line."""
     for way in ways.values():
         torch.testing.assert_close(way(), ways["eager"](), rtol=1e-4, atol=1e-5)
     seconds = interleaved_medians(ways, rounds=rounds, calls=calls, clock=time.thread_time)
@@ -47,7 +47,7 @@ def compare(title: str, ways: dict[str, Callable[[], Tensor]], *, rounds: int, c
 
 
 def inference(module: nn.Module, rows: Tensor) -> Callable[[], Tensor]:
-    """Return a call of `module` without gradients."""
+    """Return a function that calls `module` without gradients."""
 
     def call() -> Tensor:
         with torch.no_grad():
@@ -57,7 +57,7 @@ def inference(module: nn.Module, rows: Tensor) -> Callable[[], Tensor]:
 
 
 def step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> Callable[[], Tensor]:
-    """Return forward and backward of `module`."""
+    """Return a function that runs forward and backward of `module`."""
 
     def call() -> Tensor:
         module.zero_grad()
@@ -69,7 +69,7 @@ def step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> Callable[
 
 
 def main() -> None:
-    """Print one line a model and kind of call."""
+    """Print one line per model and kind of call."""
     torch.set_num_threads(1)
     print(machine(), flush=True)
     rows = torch.randn(ROWS, WIDTH)

@@ -30,12 +30,12 @@ from torch import Tensor, nn
 import torch2ort
 
 OPSET = 18
-# The first with all operators that files compose, and the highest that torch.onnx makes whole use of.
+# The first opset with all operators that files compose, and the highest that torch.onnx fully supports.
 LATER, THEIR_LATER = 24, 23
 
 
 def operators(model: onnx.ModelProto) -> Counter[str]:
-    """Return how often each operator stands in a file, functions and bodies included, Constant aside."""
+    """Return the number of nodes per operator in a file, functions and bodies included, without Constant."""
 
     def nodes(graph: Any) -> Iterator[onnx.NodeProto]:
         for node in graph.node:
@@ -83,7 +83,7 @@ def compare(name: str, *, shows_nodes: bool) -> dict[str, float]:
     found |= {"export": seconds["ours"], "their export": seconds["theirs"]}
     try:
         sessions = {way: session(file, x) for way, file in files.items()}
-    except Exception:  # of ONNX Runtime, which has no class of its own for it
+    except Exception:  # an exception of ONNX Runtime, which has no class of its own for it
         text += ", no plain session loads it"
     else:
         with torch.no_grad():
@@ -101,7 +101,7 @@ def compare(name: str, *, shows_nodes: bool) -> dict[str, float]:
 
 
 def compare_later(name: str) -> None:
-    """Print how many nodes the two files have in later opsets."""
+    """Print the numbers of nodes of the two files in later opsets."""
     torch.manual_seed(1)
     make, sample = MODELS[name]
     model, x = make().eval(), sample()
@@ -112,7 +112,7 @@ def compare_later(name: str) -> None:
 
 
 def main() -> None:
-    """Compare all models, or those that are named."""
+    """Compare all models, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", action="store_true", help="print the operators that differ")
     parser.add_argument("model", nargs="*", help=f"of {', '.join(MODELS)}")
@@ -120,7 +120,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     print(machine())
-    for export in (_ours, _theirs):  # what is imported, and made once a process, is no part of an export
+    for export in (_ours, _theirs):  # imports and one-time initialization are not part of an export
         export(nn.Linear(2, 2), torch.randn(1, 2))
     found = [compare(name, shows_nodes=given.nodes) for name in given.model or MODELS]
     for name in ("Llama", "GPT-2", "BERT"):

@@ -1,12 +1,12 @@
-"""Fails where a benchmark's ratio is 10 % worse than the one that is kept.
+"""Fails if a benchmark's ratio is 10 % worse than the kept one.
 
-``gate.py < printed.txt`` compares what benchmarks printed with kept.json, ``--keep FILE`` writes
-it into a file. Ratios that hang on the matrix product differ between processors, so kept.json has none of
+``gate.py < printed.txt`` compares the output of benchmarks with kept.json, ``--keep FILE`` writes
+it into a file. Ratios that depend on the matrix product differ between processors, so kept.json has none of
 them. CI compares these with the commit before, on one machine: ``gate.py --kept before.json < after.txt``.
 
-A ratio has two digits behind the point, at the end of a part of a line or in front of ``of``. What peers take
-(torch.compile, PyOp) is no ratio of ours. Lower is better. Of several rounds the median counts: on a machine
-that others use, a single round may be 10 % off. Give it the output of one environment.
+A ratio has two decimals, at the end of a part of a line or in front of ``of``. Ratios of peers
+(torch.compile, PyOp) are skipped. Lower is better. Of several rounds the median counts: on a shared machine
+a single round may be 10 % off. The input is the output of one environment.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ WORSE = 1.10
 PEERS = ("torch.compile", "onnxruntime-extensions", "aot_eager", "inductor", "eager")
 KEPT = Path(__file__).with_name("kept.json")
 
-# "torch2ort 0.66 of eager": who, the ratio, and to what.
+# "torch2ort 0.66 of eager": the engine, the ratio, and its reference.
 PART = re.compile(r"(?P<way>.*?)\s*\b(?P<ratio>\d+\.\d\d)(?P<peer> of .+)?")
 
 
 def ratios_of_line(line: str) -> Iterator[tuple[str, float]]:
-    """Yield name and value of each ratio of ours in a line.
+    """Yield name and value of each torch2ort ratio in a line.
 
     >>> list(ratios_of_line("BERT: torch2ort 0.66 of eager, 0.67 of torch.compile (which is 0.97 of eager)"))
     [('BERT: torch2ort of eager', 0.66), ('BERT: torch2ort of torch.compile', 0.67)]
     """
     title, _, rest = line.strip().partition(": ")
-    title = re.sub(r" \(\d[^)]*\)", "", title)  # how long eager took
+    title = re.sub(r" \(\d[^)]*\)", "", title)  # the time of eager PyTorch
     who = ""
     for part in re.split(r"[,;] ", re.sub(r" \([^)]*\)", "", rest)):
         found = PART.fullmatch(part.strip())
@@ -58,7 +58,7 @@ def ratios(lines: Iterable[str]) -> dict[str, float]:
 
 
 def verdicts(kept: dict[str, float], found: dict[str, float]) -> Iterator[tuple[bool, str]]:
-    """Yield for each ratio that is kept whether it holds, and a line about it."""
+    """Yield for each kept ratio whether it holds, and a line about it."""
     for name, before in kept.items():
         now = found.get(name)
         if now is None:
@@ -70,7 +70,7 @@ def verdicts(kept: dict[str, float], found: dict[str, float]) -> Iterator[tuple[
 
 
 def main() -> None:
-    """Keep or compare."""
+    """Keep or compare the ratios of the input."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kept", type=Path, default=KEPT, help="the ratios to compare with")
     parser.add_argument("--keep", type=Path, help="write the ratios into this file, and compare nothing")

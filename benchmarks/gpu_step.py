@@ -1,7 +1,7 @@
 """Training steps on a GPU, on ONNX Runtime and in eager PyTorch, as ratios.
 
-``--emulate`` tries them on the CPU. Each step is timed by events on the device, and by the clock of the host
-until the step is queued.
+``--emulate`` runs them on the CPU. Each step is timed by events on the device, and by the host's clock until
+the step is queued.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROUNDS = 30
 
 
 class Scale(torch.autograd.Function):
-    """A Function that is small: what is around it counts."""
+    """A small Function, so that the overhead of its call dominates."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -68,7 +68,7 @@ class Encoder(torch.nn.Module):
 
 
 def stepping(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """A training step that gives its loss."""
+    """Return a training step, which returns its loss."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
 
     def step() -> torch.Tensor:
@@ -82,7 +82,7 @@ def stepping(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], torch.Ten
 
 
 def timed(step: Callable[[], torch.Tensor], *, on_gpu: bool) -> tuple[float, float]:
-    """Seconds on the device, and of the host until the step is queued."""
+    """Return seconds on the device, and of the host until the step is queued."""
     if not on_gpu:
         start = time.perf_counter()
         step()
@@ -99,7 +99,7 @@ def timed(step: Callable[[], torch.Tensor], *, on_gpu: bool) -> tuple[float, flo
 
 
 def compare(name: str, model: torch.nn.Module, x: torch.Tensor) -> None:
-    """Check that both give the same losses, time them in turns, and print a line."""
+    """Check that both engines give the same losses, time them in turn, and print a line."""
     on_gpu = x.is_cuda
     module = torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(cache_dir=False))
     ways = {"eager": stepping(model, x), "ORTModule": stepping(module, x)}
@@ -122,7 +122,7 @@ def compare(name: str, model: torch.nn.Module, x: torch.Tensor) -> None:
 
 
 def main() -> None:
-    """Print one line a model."""
+    """Print one line per model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--emulate", action="store_true", help="small, and on the CPU")
     emulates = parser.parse_args().emulate

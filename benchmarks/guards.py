@@ -1,7 +1,7 @@
-"""What it costs to see that a graph still holds: torch2ort's guards, beside those of torch.compile.
+"""The cost of the check that a graph is still valid: torch2ort's guards, beside those of torch.compile.
 
-Both check the same model in one process, in turn. torch.compile's are the guards of every frame that it
-compiled for one call, run as it runs them.
+Both check the same model in one process, in turn. For torch.compile these are the guards of every frame that
+it compiled for one call, run as it runs them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch2ort.cache.key.key import dependencies
 
 
 def ours(model: nn.Module, x: torch.Tensor) -> tuple[int, Callable[[], object]]:
-    """The number of guards, and the check that an ORTModule makes before a step."""
+    """Return the number of guards, and the check that an ORTModule makes before a step."""
     tensors, schema = io_schema.flatten({"x": x})
     guards = dependencies(model, tensors, schema, with_hooks=False).armed()
     assert guards.accept() is None
@@ -29,7 +29,7 @@ def ours(model: nn.Module, x: torch.Tensor) -> tuple[int, Callable[[], object]]:
 
 
 def dynamos(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    """The checks that torch.compile makes before a call."""
+    """Return the checks that torch.compile makes before a call."""
     made: list[tuple[Any, dict[str, Any]]] = []
     before = CheckFunctionManager.__init__
 
@@ -50,7 +50,7 @@ def dynamos(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
 
 def compare(name: str, model: nn.Module, x: torch.Tensor) -> None:
     """Print one line."""
-    compiled = dynamos(model, x)  # first: compiling leaves things in the model, which are a change to guards
+    compiled = dynamos(model, x)  # first, as compiling sets attributes of the model, which guards detect
     count, check = ours(model, x)
     seconds = interleaved_medians({"ours": check, "dynamo": compiled}, rounds=300, calls=20)
     assert check() is None

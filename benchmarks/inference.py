@@ -1,4 +1,4 @@
-"""Inference on a stock onnxruntime, as ratios to eager PyTorch: a small BERT, and what one Function costs."""
+"""Inference on a stock onnxruntime, as ratios to eager PyTorch: a small BERT, and the cost of a Function."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 import torch2ort
 
 BATCH = 8
-# Floats of the tensors that go through a chain of Functions, and the length of the chain.
+# The number of floats of the tensors in a chain of Functions, and the length of the chain.
 CHAINS = ((256, 50), (1 << 20, 20))
 
 
 class Tiny(torch.autograd.Function):
-    """As little as a Function can do: what is left is the call."""
+    """A minimal Function: its cost is that of the call."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def pyop_chain(count: int, x: Tensor) -> Callable[[], object] | None:
     from onnx import TensorProto, helper
     from onnxruntime_extensions import PyCustomOpDef, get_library_path, onnx_op
 
-    # Its operators are the process's for good, so that each chain needs a name of its own.
+    # PyOp's operators stay in the process for good, so each chain needs a name of its own.
     name = f"Tiny{x.numel()}"
 
     @onnx_op(op_type=name, inputs=[PyCustomOpDef.dt_float], outputs=[PyCustomOpDef.dt_float])
@@ -116,7 +116,7 @@ def pyop_chain(count: int, x: Tensor) -> Callable[[], object] | None:
 
 
 def functions(size: int, count: int, *, spaced: bool) -> None:
-    """Print what one Function costs on tensors of `size` floats, with one thread."""
+    """Print the cost of one Function on tensors of `size` floats, with one thread."""
     torch.set_num_threads(1)
     x = torch.randn(size)
     chain, empty = (Chain(count, spaced=spaced, empty=empty).eval() for empty in (False, True))
@@ -144,7 +144,7 @@ def functions(size: int, count: int, *, spaced: bool) -> None:
 
 
 def main() -> None:
-    """Print one line a comparison; the ways are checked to agree before they are timed."""
+    """Print one line per comparison, after a check that the engines agree."""
     print(f"onnxruntime {onnxruntime.__version__}")
     for threads in (1, 2):
         bert(threads)

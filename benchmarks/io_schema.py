@@ -1,4 +1,4 @@
-"""What the check of a step's inputs costs, as a ratio to ``optree.tree_flatten`` of the same data."""
+"""The cost of the check of a step's inputs, as a ratio to ``optree.tree_flatten`` of the same data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAVES = 100
 
 
 def structures(tensors: list[Tensor]) -> dict[str, Any]:
-    """Return structures of 100 leaves, in one container or in 82, and one that is half constants."""
+    """Return structures of 100 leaves, in one container or in 82, and one half of which are constants."""
     layers = [
         {
             "qk": (tensors[i], tensors[i + 1]),
@@ -65,7 +65,7 @@ def bert_forward(
 
 
 def microseconds_of_a_step() -> float:
-    """Return what it takes to bind a BERT-like call and check its schema, in microseconds."""
+    """Return the time to bind a BERT-like call and check its schema, in microseconds."""
     ids = torch.ones(8, 128, dtype=torch.int64)
     call = {"input_ids": ids, "attention_mask": ids, "token_type_ids": ids, "labels": ids[:, 0]}
     signature = io_schema.Signature.of(bert_forward)

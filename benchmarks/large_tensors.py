@@ -1,4 +1,4 @@
-"""What a Function costs with a large tensor beside a small one, where no byte must be copied."""
+"""The cost of a Function with a large tensor beside a small one, where no byte must be copied."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Peak memory of a training step on ONNX Runtime, as a ratio to eager PyTorch.
 
-Each way runs in a process of its own. Counted is what the process holds at most during its third step
-(``VmHWM`` of Linux), above what it held before the first: outputs, gradients, optimizer, buffers of either
-side. Libraries are imported and a small model is exported before. What an export leaves on the heap counts,
-so that a process which takes the graphs out of the export cache stands beside.
+Each engine runs in a process of its own. The figure is the peak memory of the process during its third step
+(``VmHWM`` of Linux), above its memory before the first: outputs, gradients, optimizer, buffers of either
+side. Libraries are imported and a small model is exported before. Memory that an export leaves on the heap
+counts, so a process that reads the graphs from the export cache is measured, too.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ ROUNDS = 7
 
 
 def status(entry: str) -> int:
-    """Bytes that the kernel's status of this process gives."""
+    """Return an entry, in bytes, of the kernel's status of this process."""
     found = re.search(rf"^{entry}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return 1024 * int(found[1])
 
 
 def settle() -> None:
-    """Give back what nobody holds, and start the high-water mark anew."""
+    """Return free memory to the system, and reset the high-water mark."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak(way: str, name: str, size: int, cache: str | None = None) -> int:
-    """Bytes of the third step of a model, in this process."""
+    """Return the bytes of the third step of a model, in this process."""
     torch.set_num_threads(1)
     torch2ort.ORTModule(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
     model, arguments = MODELS[name](), batch(name, size)
@@ -59,7 +59,7 @@ def peak(way: str, name: str, size: int, cache: str | None = None) -> int:
 
 
 def measured(way: str, name: str, size: int, *cache: str) -> int:
-    """The same in a process of its own."""
+    """Return the same from a process of its own."""
     call = [sys.executable, __file__, way, name, str(size), *cache]
     return int(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
 
@@ -82,7 +82,7 @@ def compare(name: str, size: int) -> None:
 
 
 def main() -> None:
-    """Measure one way if told to, else print all lines."""
+    """Measure the engine of the command line, or print all lines."""
     if len(sys.argv) > 1:
         way, name, size, *cache = sys.argv[1:]
         print(peak(way, name, int(size), *cache))

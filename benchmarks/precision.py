@@ -33,7 +33,7 @@ def training(module: nn.Module, arguments: dict[str, Tensor], *, casts: bool) ->
 
 
 def compare(name: str, *, casts: bool) -> None:
-    """Check that both agree, time them, and print one line."""
+    """Check that both engines agree, time them, and print one line."""
     model, arguments = MODELS[name](), batch(name, BATCH)
     model = model if casts else model.bfloat16()
     wrapped = torch2ort.ORTModule(copy.deepcopy(model))
@@ -54,7 +54,7 @@ def compare(name: str, *, casts: bool) -> None:
 
 
 def main() -> None:
-    """Print two lines a model."""
+    """Print two lines per model."""
     torch.set_num_threads(1)
     for name in MODELS:
         for casts in (True, False):

@@ -1,4 +1,4 @@
-"""What 50 tiny Functions cost on ONNX Runtime, as a ratio to eager PyTorch in the same run."""
+"""The cost of 50 tiny Functions on ONNX Runtime, as a ratio to eager PyTorch in the same run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FUNCTIONS = 50
 
 
 class Tiny(torch.autograd.Function):
-    """As little as a Function can do and still save a tensor: all of its cost is the call."""
+    """A minimal Function that saves a tensor: its cost is that of the call."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def step(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def compare(spaced: bool) -> None:
-    """Check that all ways agree, time them, and print one line."""
+    """Check that all engines agree, time them, and print one line."""
     x = torch.randn(4, 8)
     models = {"": Chain(FUNCTIONS, spaced=spaced), " empty": Chain(0)}
     ways = {}
@@ -75,7 +75,7 @@ def compare(spaced: bool) -> None:
 
 
 def main() -> None:
-    """Compare Functions that follow each other directly, and others."""
+    """Compare Functions that follow each other directly, and Functions with operators between them."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     for spaced in (False, True):

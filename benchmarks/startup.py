@@ -1,6 +1,6 @@
-"""What timing the phases of a start costs, as a share of a cached start.
+"""The cost of timing the phases of a start, as a share of a cached start.
 
-The phases that a cached start passes are counted, and as many empty ones are timed.
+The phases of a cached start are counted, and as many empty ones are timed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EMPTY = 20_000
 
 
 def counted_start(folder: str) -> tuple[int, float]:
-    """Return how many phases a first step enters, and the seconds of the step."""
+    """Return the number of phases of a first step, and its seconds."""
     torch.manual_seed(1)
     model, batch = _models.bert(), _models.batch("BERT", 8)
     entered = 0

@@ -1,7 +1,7 @@
-"""CPU time and memory of a start as models grow: the first step, a second and a third size, beside others.
+"""CPU time and memory of a start as models grow: the first step, a second and a third size, beside peers.
 
-Each start is a process of its own, in which imports and a first small start come before the clock. Beside it
-stand ``torch.onnx.export`` of the same model's inference and the first step of ``torch.compile``.
+Each start is a process of its own; imports and a first small start are not timed. The peers are
+``torch.onnx.export`` of the same model's inference and the first step of ``torch.compile``.
 
     python benchmarks/startup_growth.py                      all models and layers, half an hour
     python benchmarks/startup_growth.py BERT 2,4,8 3         a model, its layers, rounds
@@ -138,7 +138,7 @@ MODELS: dict[
 
 
 class _Inference(nn.Module):
-    """What a model computes without labels."""
+    """A model, called without labels."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class _Inference(nn.Module):
 
 
 def peak() -> float:
-    """Return the most memory that this process held, in MB."""
+    """Return the peak memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -160,7 +160,7 @@ def measure(name: str, layers: int, way: str, cache: str | None) -> Result:
     torch.manual_seed(1)
     make, batch, _ = MODELS[name]
     start = {"torch.onnx": _export, "torch.compile": _compiled, "torch2ort": _module, "eager": _eager}[way]
-    # What is imported, and made once a process, is no part of a start.
+    # Imports and one-time initialization of the process are not part of a start.
     list(start(nn.Linear(2, 2), [{"input": torch.randn(3, 2)}], cache))
     model = make(layers).train(way != "torch.onnx")
     batches = [batch(*sizes) for sizes in (SIZES if way == "torch2ort" and cache is None else SIZES[:1])]
@@ -226,7 +226,7 @@ def _export(model: nn.Module, batches: list[dict[str, Tensor]], _: str | None) -
 
 
 def measured(name: str, layers: int, way: str, cache: str = "") -> Result:
-    """Return what :func:`measure` returns in a process of its own."""
+    """Return the result of :func:`measure` in a process of its own."""
     command = [sys.executable, __file__, "--measure", name, str(layers), way, cache]
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"} if cache else None
     done = subprocess.run(
@@ -285,13 +285,13 @@ def _medians(runs: Mapping[str, list[Result]]) -> dict[str, Result]:
 
 
 def exponent(layers: list[int], seconds: list[float]) -> float:
-    """Return the power of the number of layers by which a start grows, by least squares."""
+    """Return the exponent by which a start grows with the number of layers, by least squares."""
     x, y = [math.log(n) for n in layers], [math.log(s) for s in seconds]
     return statistics.linear_regression(x, y).slope
 
 
 def main() -> None:
-    """Measure one start if told to, else print a line for each model and depth."""
+    """Measure the start of the command line, or print a line for each model and depth."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measure", nargs=4, help="model, layers, way, folder of the caches")
     parser.add_argument("--warm", action="store_true", help="find the caches filled")

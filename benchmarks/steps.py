@@ -1,6 +1,6 @@
 """Training steps by default and with ``mode="max"``, as ratios to eager PyTorch and to torch.compile.
 
-Names of rows behind the file's choose among them.
+Names of rows as arguments select rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAYS = {"default": torch2ort.Options(), "max": torch2ort.Options(mode="max")}
 
 
 class Squared(nn.Module):
-    """The mean of the squares of what a net gives, so that there is a loss."""
+    """The mean square of a net's output, as a loss."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def depthwise() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
 
 
-# What a net is, what makes it, and the sizes of its input.
+# The name of a net -> the function that makes it, and the sizes of its input.
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv + BatchNorm": (lambda: Squared(convolutions()), (BATCH, 3, 32, 32)),
     "conv + BatchNorm, max pool": (lambda: Squared(pooled()), (BATCH, 3, 32, 32)),
@@ -88,7 +88,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor], *, adamw: bool) -> Callable[[], Tensor]:
-    """A training step of `module`, which returns its loss."""
+    """Return a training step of `module`, which returns its loss."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4) if adamw else None
 
     def run() -> Tensor:
@@ -103,7 +103,7 @@ def step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor], *, adamw: bo
 
 
 def compare(title: str, model: nn.Module, loss_of: Callable[[nn.Module], Tensor], *, adamw: bool) -> None:
-    """Check that all ways agree, time them, and print one line."""
+    """Check that all engines agree, time them, and print one line."""
     modules: dict[str, nn.Module] = {
         way: torch2ort.ORTModule(copy.deepcopy(model), options=options) for way, options in WAYS.items()
     }
@@ -118,7 +118,7 @@ def compare(title: str, model: nn.Module, loss_of: Callable[[nn.Module], Tensor]
 
 
 def calls(run: Callable[[], Tensor]) -> int:
-    """How many steps take 20 milliseconds."""
+    """Return the number of steps that take 20 milliseconds."""
     taken = []
     for _ in range(3):
         start = time.thread_time()
@@ -128,7 +128,7 @@ def calls(run: Callable[[], Tensor]) -> int:
 
 
 def said(seconds: Mapping[str, float]) -> str:
-    """The ratios of one row."""
+    """Return the ratios of one row."""
     eager, compiled = seconds["eager"], seconds["compile"]
     ratios = [
         f"{way} {seconds[way] / eager:.2f} of eager, {seconds[way] / compiled:.2f} of torch.compile"
@@ -138,7 +138,7 @@ def said(seconds: Mapping[str, float]) -> str:
 
 
 def main() -> None:
-    """Print one line a row."""
+    """Print one line per row."""
     torch.set_num_threads(1)
     print(machine(), flush=True)
     chosen = sys.argv[1:] or [*MODELS, *NETS]

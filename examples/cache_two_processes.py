@@ -1,6 +1,6 @@
-"""The export cache in two processes: the first one exports, the second one reads what it left.
+"""The export cache in two processes: the first one exports, the second one reads its entry.
 
-Both train one step of the same model with one cache folder, and say how long their start took.
+Both train one step of the same model with one cache folder, and print the duration of their start.
 Run it with ``python examples/cache_two_processes.py``.
 """
 

@@ -1,8 +1,8 @@
-"""Train a character transformer eager and on ONNX Runtime, side by side from the same start.
+"""Train a character transformer in eager PyTorch and on ONNX Runtime, side by side from the same weights.
 
 The text is the Python standard library's own sources. Two custom autograd Functions are in the model:
 the attention weights come from ``entmax`` (a library from PyPI, used as it is), and the feed-forward
-uses :class:`SwiGLU` below, with a backward written by hand. torch2ort needs no word about either.
+uses :class:`SwiGLU` below, with a backward written by hand. Neither needs to be registered with torch2ort.
 
 Run it with ``python examples/char_transformer.py``; ``--help`` lists the settings.
 """
@@ -34,11 +34,11 @@ import torch2ort
 
 Batch = tuple[Tensor, Tensor]
 
-HIDDEN = -1e4  # score of a later character; exp(-1e4) is 0, and entmax's squares of it still fit a float32
+HIDDEN = -1e4  # score of a later character; exp(-1e4) is 0, and entmax's squares of it are finite in float32
 
 
 class SwiGLU(torch.autograd.Function):
-    """``silu(gate) * value`` that saves its inputs alone and recomputes the sigmoid in backward."""
+    """``silu(gate) * value`` that saves only its inputs and recomputes the sigmoid in backward."""
 
     @staticmethod
     def forward(ctx, gate: Tensor, value: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class Training:
 
 
 def train_side_by_side(eager: Training, ort: Training, data: Iterator[Batch], steps: int) -> None:
-    """Give each of `steps` batches to both, taking turns in who goes first."""
+    """Train both on each of `steps` batches; each of the two is first in every second step."""
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}")) as progress:
         task = progress.add_task("", total=steps)
@@ -188,7 +188,7 @@ def save_plot(eager: list[float], ort: list[float], path: Path) -> None:
     losses.plot(steps, ort, linewidth=1, linestyle="--", color="black", label="ONNX Runtime")
     losses.set_ylabel("loss (nats per character)")
     losses.legend()
-    # Equal losses have no logarithm; the smallest distance of a float32 near 1 stands for them.
+    # A difference of 0 has no logarithm; it is drawn as the smallest difference of a float32 near 1.
     differences = [max(abs(a - b), 2**-24) for a, b in zip(eager, ort, strict=True)]
     distance.semilogy(steps, differences, ".", markersize=3)
     distance.set_ylabel("|difference|")
@@ -219,7 +219,7 @@ def export_and_reload(model: nn.Module, tokens: Tensor, path: Path) -> tuple[tor
 
 
 def serve(path: Path, model: nn.Module, tokens: Tensor) -> float:
-    """Serve the file by a plain onnxruntime session, as a server does, and compare it with `model`.
+    """Run the file in a plain onnxruntime session, as a server does, and compare it with `model`.
 
     Returns:
         The largest absolute difference of a logit.
@@ -261,7 +261,7 @@ def main() -> None:
     """Train, compare, export, reload, serve, plot."""
     arguments = parse_arguments()
     console = Console()
-    torch.set_num_threads(arguments.threads)  # ORTModule follows it
+    torch.set_num_threads(arguments.threads)  # ORTModule follows the mode of its model
     text = standard_library_text(1_000_000)
     torch.manual_seed(1)
     model = CharTransformer(

@@ -1,7 +1,8 @@
 """Map a custom Function to ONNX operators: an inference graph then needs no Python at all.
 
-A ``PythonOp`` calls the Function from the graph. An exporter says which operators compute the same, and the
-call becomes those. In training this one keeps the Function's own backward behind the operators.
+Without an exporter, a ``PythonOp`` calls the Function from the graph. An exporter maps the Function to
+operators that compute the same, which replace the call. In training this one keeps the Function's own
+backward behind the operators.
 
 Run it with ``python examples/custom_exporter.py``.
 """
@@ -17,7 +18,7 @@ import torch2ort
 
 
 class Mish(torch.autograd.Function):
-    """``x * tanh(softplus(x))`` that saves its input alone."""
+    """``x * tanh(softplus(x))`` that saves only its input."""
 
     @staticmethod
     def forward(ctx, x: Tensor, beta: float) -> Tensor:
@@ -44,12 +45,12 @@ class Model(nn.Module):
 
 
 def map_mish(g: torch2ort.GraphBuilder, x: torch2ort.GraphValue, beta: float) -> Any:
-    """The operators that compute :class:`Mish`; ``beta`` is the number that the model calls it with."""
+    """Add the operators that compute :class:`Mish`; ``beta`` is the number in the model's call."""
     return g.op("Mul", x, g.op("Tanh", g.op("Softplus", g.op("Mul", x, beta))))
 
 
 def show(title: str, exported: torch2ort.ExportedModel) -> None:
-    """Print each node with the shapes of what it makes."""
+    """Print each node with the shapes of its outputs."""
     graph = exported.proto.graph
     values = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
     print(f"{title}: {len(graph.node)} nodes, {len(exported.python_ops)} calls into Python")

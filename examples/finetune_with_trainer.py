@@ -2,7 +2,7 @@
 
 The text is the Python standard library's own sources, a token a character. The feed-forward of each layer
 calls :class:`SwiGLU`, an autograd Function with a backward written by hand, which stays a node of the graph.
-Both runs start from the same weights and see the same batches; the one on ONNX Runtime has one line more.
+Both runs start from the same weights and use the same batches; the run on ONNX Runtime has one line more.
 
 Run it with ``python examples/finetune_with_trainer.py``; ``--help`` lists the settings.
 """
@@ -26,7 +26,7 @@ import torch2ort
 
 
 class SwiGLU(torch.autograd.Function):
-    """``silu(gate) * value`` that keeps its inputs alone and computes the sigmoid anew in backward."""
+    """``silu(gate) * value`` that saves only its inputs and recomputes the sigmoid in backward."""
 
     @staticmethod
     def forward(ctx, gate: Tensor, value: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class SwiGLU(torch.autograd.Function):
 
 
 class FeedForward(nn.Module):
-    """The feed-forward of a Llama layer, its gate by :class:`SwiGLU`; takes over the weights of `other`."""
+    """The feed-forward of a Llama layer, with :class:`SwiGLU` as its gate and the weights of `other`."""
 
     def __init__(self, other: nn.Module) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def language_model(kinds: int, width: int, layers: int) -> nn.Module:
 
 
 class Bar(transformers.TrainerCallback):
-    """Moves a line of a progress bar on with each step."""
+    """Advances a line of a progress bar with each step."""
 
     def __init__(self, progress: Progress, name: str, steps: int) -> None:
         self._progress, self._name = progress, name
@@ -125,7 +125,7 @@ def train(model: nn.Module, rows: list[dict[str, Tensor]], bar: Bar, settings: a
 
 
 def save_plot(eager: list[float], ort: list[float], path: Path) -> None:
-    """Draw both losses over each other."""
+    """Plot both losses in one diagram."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(range(1, len(eager) + 1), eager, linewidth=3, alpha=0.4, label="eager PyTorch")

@@ -1,6 +1,6 @@
-"""A handler: what a library's Functions are in ONNX, without a change to the library or the model.
+"""A handler maps a library's Functions to ONNX, without a change to the library or the model.
 
-It names the Functions, so that nothing is imported; what it does not map stays a call of the Function.
+It refers to the Functions by name, so the library is not imported. A Function without a mapping stays a call.
 Run it with ``python examples/handler.py``.
 """
 
@@ -15,7 +15,7 @@ import torch2ort
 
 
 class HardGate(torch.autograd.Function):
-    """Stands for a library's Function: a gate cut between 0 and 1 that lets every gradient through."""
+    """An example of a library's Function: a gate clamped to [0, 1] that passes every gradient through."""
 
     @staticmethod
     def forward(ctx, x: Tensor, slope: float) -> Tensor:
@@ -28,7 +28,7 @@ class HardGate(torch.autograd.Function):
 
 
 class Model(nn.Module):
-    """Two gates: the handler knows one of them."""
+    """Two gates, one of which the handler maps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,10 +39,10 @@ class Model(nn.Module):
         return x * HardGate.apply(x, 0.25) * HardGate.apply(x, -1.0)
 
 
-# The handler. Its backward is not the derivative of its forward, so that training keeps the Function's own.
+# The handler. HardGate's backward is not the derivative of its forward, so training keeps the Function's own.
 @torch2ort.register_exporter(f"{__name__}.HardGate", gradient="function")
 def gate(g: Any, x: Any, slope: float) -> Any:
-    """Become ONNX's own operator, which takes a positive slope."""
+    """Map the gate to ONNX's own operator, which requires a positive slope."""
     if slope <= 0:
         return None
     return g.op("HardSigmoid", x, alpha=slope, beta=0.5)

@@ -1,8 +1,8 @@
-"""Say that a custom Function's output is its input's memory: the copy between the two is saved.
+"""Declare that a custom Function's output shares its input's memory, which saves the copy between the two.
 
-onnxruntime may write over memory that no operator reads any more. A Function that returns (a view of) its
-argument without saying so is made correct by a copy, and a warning names the map to declare. Declared, the
-map reaches onnxruntime's allocation plan, and nothing is copied.
+onnxruntime may overwrite memory that no operator reads any more. If a Function returns (a view of) its
+argument without declaring it, torch2ort copies the output to stay correct, and a warning names the map to
+declare. A declared map is part of onnxruntime's allocation plan, and nothing is copied.
 
 Run it with ``python examples/inplace_map.py``.
 """
@@ -20,12 +20,12 @@ ADDRESSES: dict[str, list[int]] = {}
 
 
 class ScaleGradient(torch.autograd.Function):
-    """Passes a tensor on; only its gradient is scaled."""
+    """The identity; only the gradient is scaled."""
 
     @staticmethod
     def forward(ctx, x: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
-        ADDRESSES["what goes into ScaleGradient"] = [x.data_ptr()]
+        ADDRESSES["the input of ScaleGradient"] = [x.data_ptr()]
         return x.view_as(x)
 
     @staticmethod
@@ -34,11 +34,11 @@ class ScaleGradient(torch.autograd.Function):
 
 
 class Sign(torch.autograd.Function):
-    """The next Function, which sees what it gets."""
+    """The next Function, which records its input's address."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        ADDRESSES["what comes out of it"] = [x.data_ptr()]
+        ADDRESSES["its output"] = [x.data_ptr()]
         return torch.sign(x)
 
     @staticmethod
@@ -58,7 +58,7 @@ class Model(nn.Module):
 
 
 def show(title: str, model: nn.Module, x: Tensor) -> None:
-    """Train a step, then print the nodes of the graph and whether memory was shared."""
+    """Train a step, then print the nodes of the graph and whether memory is shared."""
     module = torch2ort.ORTModule(model)
     for _ in range(2):
         model.zero_grad()
@@ -85,7 +85,7 @@ def show(title: str, model: nn.Module, x: Tensor) -> None:
 
 
 def main() -> None:
-    """Train a step without and with the map, then show what a false one gives."""
+    """Train a step without and with the map, then show the error for a wrong one."""
     torch.manual_seed(1)
     model, x = Model(), torch.randn(3, 8)
     with warnings.catch_warnings(record=True) as caught:

@@ -1,8 +1,8 @@
 """Train a network with 4-bit weights by Lightning, in eager PyTorch and on ONNX Runtime.
 
 The weights are rounded by :class:`Quantise`, an autograd Function whose backward lets gradients through as if
-nothing had been rounded, and learns the size of a step. It stays a node of the graph. Lightning gets an
-ORTModule for its module and does the rest as ever: validation, checkpoints, the progress bar.
+nothing had been rounded, and learns the size of a step. It stays a node of the graph. Lightning trains an
+ORTModule instead of its module; validation, checkpoints and the progress bar work as before.
 
 Run it with ``python examples/lightning_quantised.py``; ``--help`` lists the settings.
 """
@@ -54,7 +54,7 @@ class QuantisedLinear(nn.Linear):
 
 
 class Classifier(lightning.LightningModule):
-    """Tells which of four corners of a square a point in 16 dimensions comes from."""
+    """Classifies a point in 16 dimensions by the corner of a square, of four, that it comes from."""
 
     def __init__(self, width: int = 64, bits: int = 4) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Classifier(lightning.LightningModule):
 
 
 class Losses(lightning.Callback):
-    """Keeps the loss of each step."""
+    """Records the loss of each step."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -97,7 +97,7 @@ class Losses(lightning.Callback):
 
 
 def data(rows: int) -> torch.utils.data.TensorDataset:
-    """Return noisy points float32 (rows, 16) around four corners, and which corner, int64 (rows,)."""
+    """Return noisy points float32 (rows, 16) around four corners, and the corners, int64 (rows,)."""
     generator = torch.Generator().manual_seed(1)
     corners = torch.randn(4, 16, generator=generator)
     y = torch.randint(4, (rows,), generator=generator)
@@ -105,7 +105,7 @@ def data(rows: int) -> torch.utils.data.TensorDataset:
 
 
 def fit(module: lightning.LightningModule, epochs: int, rows: int) -> tuple[list[float], float]:
-    """Return the losses of all steps, and the accuracy of what Lightning loads from its checkpoint."""
+    """Return the losses of all steps, and the accuracy of the model that Lightning loads from its file."""
     points = data(rows + 256)
     train, held = torch.utils.data.random_split(points, (rows, 256), torch.Generator().manual_seed(2))
     losses = Losses()
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2048, help="points to train with (default: %(default)s)")
     settings = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    # Of the number of workers that load data, and of the like.
+    # Warnings about the number of workers that load data, and similar ones.
     warnings.filterwarnings("ignore", module="lightning")
     torch.manual_seed(1)
     eager = Classifier()
@@ -141,7 +141,7 @@ def main() -> None:
         fit(module, settings.epochs, settings.rows) for module in (eager, ort)
     )
     print(f"Functions in the graph: {', '.join(site.func_name for site in ort.exported.python_ops)}")
-    # A weight on the border between two steps goes to one or the other by its last bit.
+    # The last bit of a weight on the border between two steps decides which one it is rounded to.
     first = max(abs(a - b) for a, b in zip(losses[:10], ort_losses[:10], strict=True))
     print(f"Loss of step 1 and {len(losses)}: eager {losses[0]:.4f}, {losses[-1]:.4f}; ", end="")
     print(

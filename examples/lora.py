@@ -61,7 +61,7 @@ def train(module: nn.Module, x: Tensor, target: Tensor) -> list[float]:
 
 
 def main() -> None:
-    """Train both ways from one start, compare, and run the export."""
+    """Train with both engines from the same weights, compare, and run the export."""
     torch.manual_seed(1)
     model = nn.Sequential(Adapted(nn.Linear(16, 32), 4), nn.GELU(), Adapted(nn.Linear(32, 8), 4))
     frozen = model[0].layer.weight.clone()

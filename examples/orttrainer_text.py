@@ -1,8 +1,8 @@
-"""Train a character model with ORTTrainer's documented interface, resume it, and write with its ONNX file.
+"""Train a character model with ORTTrainer's documented interface, resume it, and generate text with its file.
 
 The text is the Python standard library's own sources. Weights are updated every second call, at a rate that
-warms up. In the middle the training stops at a checkpoint, and goes on in a new trainer. At the end the model
-is an ONNX file, which plain ONNX Runtime writes some text with.
+warms up. In the middle the training stops at a checkpoint, and resumes in a new trainer. At the end the model
+is an ONNX file, with which plain ONNX Runtime generates some text.
 
 It takes less than a minute: ``python examples/orttrainer_text.py``; ``--help`` lists the settings.
 """
@@ -33,7 +33,7 @@ class Characters(nn.Module):
 
     Args:
         symbols: Number of different characters.
-        context: Characters that are seen at once.
+        context: Number of characters that the model reads at once.
         width: Size of a character's vector.
     """
 
@@ -62,7 +62,7 @@ def standard_library_text(characters: int) -> str:
 
 
 def batches(data: Tensor, batch: int, context: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield `steps` pairs of characters, int64 (batch, context), and the character behind each, (batch)."""
+    """Yield `steps` pairs of characters, int64 (batch, context), and the next character of each, (batch)."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         starts = torch.randint(len(data) - context, (batch, 1), generator=generator)
@@ -84,7 +84,7 @@ def make_trainer(model: nn.Module, context: int, symbols: int, steps: int, rate:
             "debug": {"check_model_export": True},
         }
     )
-    # The norm of the gradients is limited to 1, as the reference has it.
+    # The norm of the gradients is limited to 1, as in the reference.
     config = optim.AdamConfig(lr=rate, lambda_coef=0.01)
     return ORTTrainer(model, description, config, F.cross_entropy, options)
 
@@ -92,7 +92,7 @@ def make_trainer(model: nn.Module, context: int, symbols: int, steps: int, rate:
 def train(
     trainer: ORTTrainer, data: list[tuple[Tensor, Tensor]], progress: Progress, losses: list[float]
 ) -> None:
-    """Give each batch to the trainer, and note the loss."""
+    """Train on each batch, and record the loss."""
     for tokens, label in data:
         loss, _ = trainer.train_step(tokens, label)
         losses.append(loss.item())
@@ -103,13 +103,13 @@ def train(
 
 
 def write(path: Path, start: str, alphabet: list[str], context: int, length: int) -> str:
-    """Return `length` characters that the ONNX model writes behind `start`, drawn from its probabilities."""
+    """Return `length` characters after `start`, drawn from the ONNX model's probabilities."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     generator = np.random.default_rng(1)
     text = start.rjust(context)
     for _ in range(length):
         tokens = np.array([[alphabet.index(symbol) for symbol in text[-context:]]])
-        # The file computes the loss, too, and so wants a label.
+        # The file also computes the loss, and so needs a label.
         (logits,) = session.run(["logits"], {"tokens": tokens, "label": np.zeros(1, np.int64)})
         chances = np.exp(logits[0].astype(np.float64) / 0.5)
         text += alphabet[generator.choice(len(alphabet), p=chances / chances.sum())]
@@ -117,7 +117,7 @@ def write(path: Path, start: str, alphabet: list[str], context: int, length: int
 
 
 def save_plot(losses: list[float], resumed: int, path: Path) -> None:
-    """Draw the losses, their running mean, and where the training was resumed."""
+    """Plot the losses, their running mean, and the step where the training was resumed."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(losses, linewidth=0.5, alpha=0.5, label="each call")
@@ -148,7 +148,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, stop, resume, save, write."""
+    """Train, stop, resume, save, generate."""
     arguments = parse_arguments()
     console = Console()
     text = standard_library_text(500_000)

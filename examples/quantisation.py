@@ -1,6 +1,6 @@
 """Quantisation with a straight-through estimator: train a network with 4-bit weights on ONNX Runtime.
 
-Rounding has no gradient. :class:`Quantise` rounds in forward; its backward lets gradients through.
+Rounding has no useful gradient. :class:`Quantise` rounds in forward; its backward passes gradients through.
 Run it with ``python examples/quantisation.py``.
 """
 
@@ -17,7 +17,7 @@ STEPS = 40
 
 
 class Quantise(torch.autograd.Function):
-    """Rounds to one of 15 steps between -1 and 1; the gradient is 0 where a weight was cut."""
+    """Rounds to one of 15 steps between -1 and 1; the gradient is 0 where a weight was clamped."""
 
     @staticmethod
     def forward(ctx, weight: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def train(module: nn.Module, x: Tensor, labels: Tensor) -> list[float]:
 
 
 def main() -> None:
-    """Train both ways from one start, and compare."""
+    """Train with both engines from the same weights, and compare."""
     torch.manual_seed(1)
     model = nn.Sequential(QuantisedLinear(8, 32), nn.ReLU(), QuantisedLinear(32, 2))
     module = torch2ort.ORTModule(copy.deepcopy(model))

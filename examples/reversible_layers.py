@@ -1,6 +1,6 @@
-"""Reversible layers: backward computes each layer's input from its output, so that depth costs no memory.
+"""Reversible layers: backward computes each layer's input from its output, so depth does not cost memory.
 
-:class:`Reversible` runs all layers and keeps the outputs of the last one; its backward walks back.
+:class:`Reversible` runs all layers and saves the outputs of the last one; its backward inverts each layer.
 Run it with ``python examples/reversible_layers.py``.
 """
 
@@ -17,7 +17,7 @@ STEPS = 20
 
 
 def residual(x: Tensor, weight: Tensor) -> Tensor:
-    """What a layer adds to one half, made of the other half."""
+    """Return the term that a layer adds to one half, computed from the other half."""
     return torch.tanh(x @ weight)
 
 
@@ -46,7 +46,7 @@ class Reversible(torch.autograd.Function):
 
 
 def undone(half: Tensor, other: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Take ``residual(other, weight)`` from `half`; return it, and gradients of `other` and `weight`."""
+    """Subtract ``residual(other, weight)`` from `half`; return it, and gradients of `other` and `weight`."""
     with torch.enable_grad():
         other, weight = other.detach().requires_grad_(), weight.detach().requires_grad_()
         added = residual(other, weight)
@@ -81,7 +81,7 @@ def train(module: nn.Module, x: Tensor) -> list[float]:
 
 
 def main() -> None:
-    """Train both ways from one start, and compare."""
+    """Train with both engines from the same weights, and compare."""
     torch.manual_seed(1)
     model, x = ReversibleNet(width=16, layers=6), torch.randn(32, 4)
     module = torch2ort.ORTModule(copy.deepcopy(model))

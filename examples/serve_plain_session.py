@@ -1,8 +1,7 @@
 """Serve a model with a custom Function from a plain onnxruntime.InferenceSession, with any batch size.
 
-A layer rounds its weights to 4 bits, by an autograd Function. The file holds graph and weights. Whoever
-serves it needs the Function's class and torch2ort's operator library, but neither the model's code nor its
-checkpoint.
+A layer rounds its weights to 4 bits, by an autograd Function. The file holds graph and weights. A server
+needs the Function's class and torch2ort's operator library, but neither the model's code nor its checkpoint.
 
 Run it with ``python examples/serve_plain_session.py``.
 """
@@ -21,7 +20,7 @@ import torch2ort
 
 
 class Quantise(torch.autograd.Function):
-    """Numbers rounded to 16 steps between -1 and 1; the gradient goes through where nothing was cut."""
+    """Rounds to 16 steps between -1 and 1; the gradient passes through where no number was clamped."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -48,13 +47,13 @@ class Classifier(nn.Module):
 
 
 def export(model: nn.Module, path: Path) -> None:
-    """Write `model` for any batch size, as who trained it does."""
+    """Write `model` for any batch size, as after its training."""
     batch = torch.export.Dim("batch")
     torch2ort.export(model.eval(), torch.randn(4, 16), dynamic_shapes={"x": {0: batch}}).save(path)
 
 
 def serve(path: Path) -> onnxruntime.InferenceSession:
-    """Open the file as a server does, which has the Function's class alone."""
+    """Open the file as a server does, which has only the Function's class."""
     torch2ort.register_function(Quantise)
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(torch2ort.custom_ops_library_path())

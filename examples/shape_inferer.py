@@ -1,7 +1,7 @@
-"""Tell the shapes of a custom Function: sizes that vary then go through it under their names.
+"""Declare the output shapes of a custom Function, so that varying sizes propagate through it by name.
 
-This Function leaves PyTorch for numpy, so that nobody can follow its sizes. Behind it every size is unknown,
-and the operators there get more nodes, or cannot be exported. One small callable mends that.
+This Function computes in numpy, so its sizes cannot be traced. Behind it every size is unknown, and operators
+there need more nodes, or cannot be exported. A shape inferer, one small callable, solves that.
 
 Run it with ``python examples/shape_inferer.py``.
 """
@@ -58,7 +58,7 @@ def infer_windows(node: Any, shapes: list[Any], dtypes: list[Any]) -> Any:
 
 
 def show(title: str, exported: torch2ort.ExportedModel) -> None:
-    """Print each node with the shapes of what it makes, and how many sizes nobody has named."""
+    """Print each node with the shapes of its outputs, and the number of unnamed sizes."""
     graph = exported.proto.graph
     values = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
     unknown: set[str] = set()

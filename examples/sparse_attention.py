@@ -67,7 +67,7 @@ def train(module: nn.Module, x: Tensor) -> tuple[list[float], Tensor]:
 
 
 def main() -> None:
-    """Train both ways from one start, and compare."""
+    """Train with both engines from the same weights, and compare."""
     torch.manual_seed(1)
     model, x = Attention(16), torch.randn(8, 12, 16)
     (eager, _), (ort, weights) = train(copy.deepcopy(model), x), train(torch2ort.ORTModule(model), x)

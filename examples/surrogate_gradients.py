@@ -1,6 +1,7 @@
 """Surrogate gradients: train a spiking network, whose neurons fire or do not, on ONNX Runtime.
 
-A step has no gradient. :class:`Spike` steps in forward; its backward is the slope of a smooth function.
+A step function has no useful gradient. :class:`Spike` computes a step in forward; its backward is the slope
+of a smooth function.
 Run it with ``python examples/surrogate_gradients.py``.
 """
 
@@ -50,7 +51,7 @@ class SpikingNet(nn.Module):
 
 
 def train(module: nn.Module, x: Tensor, labels: Tensor) -> tuple[list[float], float]:
-    """Return the loss of each step, and how often a neuron fired in the last one."""
+    """Return the loss of each step, and how often neurons fired in the last one."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.2)
     losses = []
     for _ in range(STEPS):
@@ -64,7 +65,7 @@ def train(module: nn.Module, x: Tensor, labels: Tensor) -> tuple[list[float], fl
 
 
 def main() -> None:
-    """Train both ways from one start, and compare."""
+    """Train with both engines from the same weights, and compare."""
     torch.manual_seed(1)
     model = SpikingNet(6, 32, 2)
     labels = torch.arange(32) % 2

@@ -1,9 +1,9 @@
 """Train one model in two processes, each of which holds half of every weight (tensor parallelism).
 
-The first weight is cut by its outputs, the second by its inputs. Two autograd Functions exchange what the
-halves lack: :class:`Copy` adds up gradients in backward, :class:`Reduce` adds up outputs in forward. On ONNX
-Runtime they stay what they are, nodes that call ``torch.distributed``. Both processes train the same batches
-in eager PyTorch and on ONNX Runtime, and compare.
+The first weight is split by its outputs, the second by its inputs. Two autograd Functions exchange tensors
+between the halves: :class:`Copy` adds up gradients in backward, :class:`Reduce` adds up outputs in forward.
+On ONNX Runtime they stay nodes that call ``torch.distributed``. Both processes train the same batches in
+eager PyTorch and on ONNX Runtime, and compare.
 
 Run it with ``python examples/two_processes.py``; ``--help`` lists the settings.
 """
@@ -27,7 +27,7 @@ import torch2ort
 
 
 class Copy(torch.autograd.Function):
-    """Gives each process the same input; backward adds up their gradients."""
+    """Passes the same input to each process; backward adds up their gradients."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Copy(torch.autograd.Function):
 
 
 class Reduce(torch.autograd.Function):
-    """Adds up what the processes computed; backward gives each the whole gradient."""
+    """Adds up the processes' results; backward passes the whole gradient to each."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Half(nn.Module):
 
     def __init__(self, hidden: int, rank: int) -> None:
         super().__init__()
-        # The same numbers in each process, of which each keeps its half.
+        # The same weights in each process, which keeps its half of them.
         first, last = nn.Linear(16, hidden), nn.Linear(hidden, 1)
         mine = slice(rank * hidden // 2, (rank + 1) * hidden // 2)
         self.first_weight = nn.Parameter(first.weight.detach()[mine].clone())
@@ -81,7 +81,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tenso
 
 
 def work(rank: int, port: int, settings: argparse.Namespace) -> None:
-    """Train both ways in one of the two processes; the first one reports."""
+    """Train with both engines in one of the two processes; the first one reports."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -107,7 +107,7 @@ def work(rank: int, port: int, settings: argparse.Namespace) -> None:
 
 
 def save_plot(eager: list[float], ort: list[float], path: Path) -> None:
-    """Draw both losses over each other."""
+    """Plot both losses in one diagram."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     axes.semilogy(range(1, len(eager) + 1), eager, linewidth=3, alpha=0.4, label="eager PyTorch")

@@ -1,8 +1,8 @@
-"""Runs on a GPU what cannot be shown without one, and prints one table: ``make check-gpu``.
+"""Runs the checks that need a GPU, and prints one table: ``make check-gpu``.
 
-Tests that are marked ``cuda``, the training suite over CUDA tensors, and the benchmarks of a step; or of
-these the parts ``marked``, ``suite`` and ``benchmarks`` that are named. Without a GPU, or without an
-onnxruntime for it, it says so and fails.
+These are the tests marked ``cuda``, the training suite over CUDA tensors, and the benchmarks of a step;
+arguments ``marked``, ``suite`` and ``benchmarks`` select some of them. Without a GPU, or without an
+onnxruntime for it, the script says so and fails.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Row(NamedTuple):
     """A line of the table.
 
     Attributes:
-        what: was run.
-        passed: whether all of it went well.
-        result: in words.
-        seconds: that it took.
+        what: the check.
+        passed: whether the whole check passed.
+        result: the result in words.
+        seconds: duration of the check.
     """
 
     what: str
@@ -49,9 +49,9 @@ class Row(NamedTuple):
 
 
 def missing() -> str:
-    """What this machine lacks, in a sentence; ``""`` if it lacks nothing."""
+    """Return a sentence about what this machine lacks; ``""`` if it lacks nothing."""
     try:
-        # First: its CUDA libraries then serve both.
+        # torch first: its CUDA libraries then serve both.
         torch = importlib.import_module("torch")
         onnxruntime = importlib.import_module("onnxruntime")
         importlib.import_module("torch2ort")
@@ -70,7 +70,7 @@ def missing() -> str:
 
 
 def counted(report: Path) -> tuple[bool, str]:
-    """Whether a run of pytest went well, and its counts, out of its report."""
+    """Return whether a run of pytest passed, and its counts, from its report."""
     if not report.exists():
         return False, "pytest died"
     cases = list(ElementTree.parse(report).iter("testcase"))
@@ -78,12 +78,12 @@ def counted(report: Path) -> tuple[bool, str]:
     failed = sum(bool(kind & {"failure", "error"}) for kind in kinds)
     skipped = sum("skipped" in kind for kind in kinds)
     passed = len(cases) - failed - skipped
-    # What was skipped on a GPU shows nothing.
+    # Tests that are skipped on a GPU prove nothing.
     return passed > 0 and not failed, f"{passed} passed, {failed} failed, {skipped} skipped"
 
 
 def tested(what: str, arguments: Sequence[str]) -> Row:
-    """A run of pytest."""
+    """Return the row of a run of pytest."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={report}", *arguments]
@@ -93,14 +93,14 @@ def tested(what: str, arguments: Sequence[str]) -> Row:
 
 
 def benchmark(name: str) -> Row:
-    """A run of a benchmark."""
+    """Return the row of a run of a benchmark."""
     output, seconds, ended = run([sys.executable, str(ROOT / "benchmarks" / name)])
     lines = output.strip().splitlines()[1:]
     return Row(f"benchmarks/{name}", not ended, ended or "; ".join(lines), seconds)
 
 
 def run(command: Sequence[str]) -> tuple[str, float, str]:
-    """What a command printed, which is passed on; its seconds; how it ended, if that is no result."""
+    """Return a command's output, which is also printed, its seconds, and its failure, or ``""``."""
     start = time.monotonic()
     try:
         done = subprocess.run(
@@ -109,7 +109,7 @@ def run(command: Sequence[str]) -> tuple[str, float, str]:
     except subprocess.TimeoutExpired:
         return "", time.monotonic() - start, f"not done in {SECONDS} s"
     print(done.stdout, flush=True)
-    # pytest ends with 1 where a test failed, which its report says.
+    # pytest exits with 1 where a test failed, which its report says.
     is_pytest = "pytest" in command
     ended = (
         ""
@@ -120,7 +120,7 @@ def run(command: Sequence[str]) -> tuple[str, float, str]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows, in Markdown."""
+    """Return the rows as a table in Markdown."""
     lines = ["| what | | result | seconds |", "| --- | --- | --- | --- |"]
     for row in rows:
         lines.append(f"| {row.what} | {'good' if row.passed else 'BAD'} | {row.result} | {row.seconds:.0f} |")
@@ -128,7 +128,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def heading() -> str:
-    """The machine and its versions."""
+    """Return the machine and its versions."""
     torch, onnxruntime = importlib.import_module("torch"), importlib.import_module("onnxruntime")
     return (
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, "
@@ -137,7 +137,7 @@ def heading() -> str:
 
 
 def main(parts: Sequence[str]) -> int:
-    """Run parts of it, all by default; the exit status."""
+    """Run the named parts, all by default, and return the exit status."""
     unknown = sorted({*parts} - {*PARTS})
     if unknown:
         print(f"{unknown[0]} is no part; there are {', '.join(PARTS)}.", file=sys.stderr)

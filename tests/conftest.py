@@ -1,4 +1,4 @@
-"""What every test starts from: one thread, a fixed seed, no settings from outside."""
+"""The state that every test starts from: one thread, a fixed seed, no settings from outside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ hypothesis.settings.load_profile("long" if LONG else "short")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the tests make their tensors on another device."""
+    """Add ``--device``: the device of the tests' tensors."""
     parser.addoption(
         "--device",
         choices=["cpu", "cuda", "emulated"],
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep what was asked for where collection finds it."""
+    """Store the requested device where the collection of tests finds it."""
     device.asked = config.getoption("device")
     if device.asked == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError("--device cuda needs a GPU, and PyTorch sees none")
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine or this run is not for, and say why."""
+    """Skip tests that do not apply to this machine or this run, with the reason."""
     for item in items:
         if item.get_closest_marker("long") and not LONG:
             item.add_marker(pytest.mark.skip(reason="takes long; run it with `make test-long`"))
@@ -50,19 +50,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let the end of the process collect everything: some libraries look for leaks there."""
+    """Let the garbage collector collect everything at exit: some libraries look for leaks there."""
     gc.unfreeze()
 
 
 @pytest.fixture
 def checked_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have distributions check values: dynamo, once it has run in a process, turns that off for good."""
+    """Have distributions check values: dynamo, once it has run in a process, turns these checks off."""
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_objects_to_collect() -> None:
-    """Leave what other files' tests hold out of garbage collections: a third of the suite's time."""
+    """Exclude objects that the tests of other files hold from collection: a third of the suite's time."""
     gc.collect()
     gc.freeze()
 
@@ -78,7 +78,7 @@ def _same_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(1)
     if device.asked == "emulated":
         device.emulate(monkeypatch)
-    # The emulated device is entered as a real one is, to show that tests can be run so.
+    # The emulated device is entered as a real one is, to show that tests can run on it.
     kind = "cuda" if device.asked == "cuda" else "cpu"
     with nullcontext() if device.asked == "cpu" else torch.device(kind):
         yield

@@ -1,4 +1,4 @@
-"""``make check-gpu``: without a GPU it says so and fails; what it would run is there."""
+"""``make check-gpu``: without a GPU it says so and fails; the tests that it would run exist."""
 
 from __future__ import annotations
 

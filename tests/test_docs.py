@@ -1,4 +1,4 @@
-"""What README and docs tell a reader to run does run: Python as doctests, commands here."""
+"""Code in the README and the docs runs: Python as doctests, commands here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def blocks() -> Iterator[tuple[str, str, str]]:
 
 
 def commands() -> list[str]:
-    """What blocks and texts tell a reader to type into a shell, without comments."""
+    """Shell commands in blocks and texts, without comments."""
     typed = [
         line.partition("  #")[0].split(" # ")[0].strip()
         for _, language, text in blocks()
@@ -45,7 +45,7 @@ def commands() -> list[str]:
     ]
     prose = [re.sub(r"^```.*?^```", "", p.read_text(), flags=re.DOTALL | re.MULTILINE) for p in PAGES]
     typed += [found for text in prose for found in re.findall(rf"`((?:{OURS}|make )[^`]+)`", text)]
-    # A cache is cleared last.
+    # Commands that clear a cache come last.
     return sorted({line.split(" [")[0] for line in typed}, key=lambda line: (line.endswith("clear"), line))
 
 
@@ -68,7 +68,7 @@ def test_make_has_each_target() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the commands of the docs are given: a model, two runs, an export cache."""
+    """The files that the commands of the docs read: a model, two runs, an export cache."""
     folder = tmp_path_factory.mktemp("docs")
 
     class Model(torch.nn.Module):

@@ -57,7 +57,7 @@ def test_the_portable_file_runs_by_bodies_a_kernel_and_its_class() -> None:
 
 
 def run_small(name: str, *arguments: object) -> str:
-    """What an example prints with ``arguments``."""
+    """Return the output of an example with ``arguments``."""
     run = subprocess.run(
         [sys.executable, ROOT / "examples" / f"{name}.py", *map(str, arguments)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What an export keeps of the model, what its graph holds, and what it refuses."""
+"""Exports: references to the model, contents of the graph, and refusals."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_a_model_whose_export_fails_is_let_go():
 
 
 def test_other_threads_call_functions_as_usual_during_an_export():
-    # What is in a list of forward's would be taken back.
+    # A queue: an item that forward appends to a list would be removed again.
     seen = queue.SimpleQueue()
 
     def call_elsewhere(x):

@@ -137,7 +137,7 @@ def test_a_saved_model_loads_and_gives_the_same(tmp_path):
 
 
 def test_a_saved_training_graph_may_call_pytorchs_kernels(tmp_path):
-    """What is large is given to them with their derivatives."""
+    """Operators on large tensors, and their derivatives, run in these kernels."""
     x = torch.randn(64, LARGE // 64, requires_grad=True)
     exported = torch2ort.export(torch.nn.GELU(), x, training=True)
     exported.save(tmp_path / "model.onnx")
@@ -261,7 +261,7 @@ def test_a_call_holds_no_serialised_copy_of_the_weights():
     before = resident_bytes()
     exported(torch.ones(1, 4096))
     gc.collect()
-    # ONNX Runtime's own, and in a training build another that is packed for its kernels.
+    # ONNX Runtime's own copy, and in a training build another that is packed for its kernels.
     assert resident_bytes() - before < 2.5 * model.weight.numel() * 4
 
 

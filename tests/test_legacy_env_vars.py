@@ -1,4 +1,4 @@
-"""Variables of onnxruntime's ORTModule are told of once, and the page names each."""
+"""Environment variables of onnxruntime's ORTModule are reported once, and the page names each."""
 
 from __future__ import annotations
 

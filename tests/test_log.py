@@ -1,4 +1,4 @@
-"""What the package says, by level and by rank, and what of an export's noise reaches nobody."""
+"""The package's log, by level and by rank, and the messages of libraries that an export suppresses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Model(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def level():
-    """Give the logger back its level."""
+    """Restore the logger's level."""
     before = logger.level
     yield
     logger.setLevel(before)

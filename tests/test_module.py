@@ -1,4 +1,4 @@
-"""ORTModule: the same module to its user, exported again when it must be."""
+"""ORTModule: the interface of the wrapped module, exported again when necessary."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Model(torch.nn.Module):
         self.register_buffer("offset", torch.ones(5))
 
     def forward(self, x, double: bool = False, *, shift: float = 0.0):
-        """Return the output and what came before it."""
+        """Return the output and the hidden value."""
         hidden = Square.apply(self.first(x) + self.offset)
         if double:
             hidden = hidden * 2
@@ -340,7 +340,7 @@ class Second(torch.nn.Module):
 
 
 class Boom(torch.autograd.Function):
-    """Raises where it is told to."""
+    """Raises in the direction that a flag names."""
 
     where = None
     error = None

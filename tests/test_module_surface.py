@@ -1,4 +1,4 @@
-"""What users expect of nn.Module carries over to ORTModule."""
+"""The interface of nn.Module works on an ORTModule."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_the_interpreter_exits_cleanly_with_live_contexts():
 
 
 def _run(code: str, timeout: float = 60) -> float:
-    """The last number that a fresh interpreter prints."""
+    """Return the last number that a fresh interpreter prints."""
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Options: validated on construction, with the environment's last word."""
+"""Options are validated on construction; environment variables override them."""
 
 from __future__ import annotations
 

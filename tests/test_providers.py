@@ -1,4 +1,4 @@
-"""Options.providers: how they are written, which sessions get them, and what is refused by name."""
+"""Options.providers: accepted forms, the sessions that get them, and refusals by name."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Model(torch.nn.Module):
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What each session that is made from here on is told to run on."""
+    """The providers of each session that is made from here on."""
     found: list[Any] = []
     construct = onnxruntime.InferenceSession.__init__
 
     def noted(self: Any, model: Any, *args: Any, providers: Any = None, **kwargs: Any) -> None:
-        # Not the questions about what onnxruntime has kernels for.
+        # Sessions that probe onnxruntime for kernels are left out.
         if onnx.load_from_string(model).graph.name != "probe":
             found.append(providers)
         construct(self, model, *args, providers=providers, **kwargs)
@@ -213,7 +213,7 @@ BEYOND = (
 
 @pytest.mark.usefixtures("with_cuda")
 def test_a_provider_that_no_engine_runs_on_is_refused_when_the_module_is_made() -> None:
-    # CUDA has words of its own: tests/training/test_device_providers.py.
+    # CUDA has a message of its own: tests/training/test_device_providers.py.
     message = BEYOND.replace("CUDA", "Dml")
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         torch2ort.ORTModule(Model(), options=Options(providers=["DmlExecutionProvider"]))

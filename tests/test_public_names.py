@@ -1,4 +1,4 @@
-"""What users find in the package."""
+"""The public names of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be done is refused by name, before any step has run."""
+"""Unsupported models and calls are refused by name, before any step has run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch2ort
 
 @torch.library.custom_op("torch2ort_refusals::thrice", mutates_args=())
 def thrice(x: torch.Tensor) -> torch.Tensor:
-    """An operator of somebody's library, which ONNX does not know."""
+    """An operator of a library, which ONNX does not have."""
     return x * 3
 
 
@@ -70,7 +70,7 @@ def test_a_function_without_a_tensor_is_refused(wrap):
 
 
 def run_without_onnxruntime(code: str) -> str:
-    """What a fresh interpreter prints in which onnxruntime cannot be imported."""
+    """Return the output of a fresh interpreter in which onnxruntime cannot be imported."""
     blocked = "import sys; sys.modules['onnxruntime'] = None\n"
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", blocked + textwrap.dedent(code)],
@@ -182,7 +182,7 @@ def test_a_backward_hook_of_every_module_is_refused_by_name():
 
 
 class MakesAMask(torch.nn.Module):
-    """As libraries do, it makes no mask while it is compiled, and then has none."""
+    """Makes no mask while it is compiled, as libraries do, and then lacks one."""
 
     def forward(self, x, mask=None):
         if mask is None and not torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Calls in the habits of torch.onnx.export work, or are refused with the call to write."""
+"""Calls in the style of torch.onnx.export work, or are refused with the call to write instead."""
 
 from __future__ import annotations
 

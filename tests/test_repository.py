@@ -1,4 +1,4 @@
-"""Rules of the house that no other tool checks. A failure lists each file that breaks the rule, and how."""
+"""Rules of the repository that no other tool checks. A failure lists the files that break one, and how."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGE = sorted((ROOT / "torch2ort").rglob("*.py"))
 OTHER_PYTHON = [path for name in ("tests", "examples", "benchmarks") for path in (ROOT / name).rglob("*.py")]
 TREES = {path: ast.parse(path.read_text()) for path in PACKAGE}
 
-# Files that read private names of a library -> a version that each says it was tried on.
+# Files that read private names of a library -> a version that each names as tested.
 PRIVATE_FILES = {
     **{path: "2.15.0" for path in PACKAGE if path.parent.name == "_torch" and path.name != "__init__.py"},
     ROOT / "torch2ort" / "runtime" / "_ort_private.py": "1.19.2",
@@ -28,8 +28,8 @@ PRIVATE_FILES = {
 LIBRARIES = ("torch", "onnxruntime")
 RUNTIMES = ("training", "training-gpu", "cpu", "gpu")
 
-# A module may import from its own floor and from those below; what is not named here is the top. An import
-# inside of a function counts like any other.
+# A module may import from its own floor and from those below; modules that are not named here are the top.
+# An import inside of a function counts like any other.
 FLOORS = (
     {"errors", "log", "options", "providers", "support", "_native"},
     {"optim"},
@@ -56,7 +56,7 @@ FLOORS = (
 
 
 def broken(rule: dict[Path, Any]) -> dict[str, Any]:
-    """Return what breaks a rule by the file's name, without the files that keep it."""
+    """Return the faults against a rule by the file's name, without the files that keep it."""
     return {path.relative_to(ROOT).as_posix(): found for path, found in rule.items() if found}
 
 
@@ -77,7 +77,7 @@ def attribute_chains(tree: ast.AST) -> Iterator[str]:
 
 
 def is_private(dotted: str) -> bool:
-    """Tell whether `dotted` goes through a private name of torch or onnxruntime."""
+    """Return True if `dotted` contains a private name of torch or onnxruntime."""
     library, *names = dotted.split(".")
     return library in LIBRARIES and any(re.match(r"_(?!_)", name) for name in names)
 
@@ -105,7 +105,7 @@ def project() -> dict[str, Any]:
 
 
 def distribution(requirement: str) -> str:
-    """Return the name in a requirement, as names are compared: ``onnx-ir`` for ``onnx_ir>=1.1``."""
+    """Return the normalized name in a requirement: ``onnx-ir`` for ``onnx_ir>=1.1``."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement).group()).lower()
 
 
@@ -167,7 +167,7 @@ def test_imports_point_one_way() -> None:
 
 
 def test_no_two_files_of_a_folder_and_those_below_share_a_name() -> None:
-    # Tables and facades of packages are named alike on purpose.
+    # Tables and facades of packages have equal names on purpose.
     rooms = {
         path.relative_to(ROOT / "torch2ort").parts[0] for path in PACKAGE if path.parent.name != "torch2ort"
     }
@@ -244,7 +244,7 @@ def test_the_changelog_says_why_each_dependency_came_in() -> None:
 
 
 def test_what_the_package_imports_is_declared() -> None:
-    # Of the runtimes one is there; a handler runs where its library is.
+    # One of the runtimes is installed; a handler runs where its library is installed.
     groups = [project()["optional-dependencies"][name] for name in (*RUNTIMES, "handlers")]
     declared = {distribution(one) for few in [project()["dependencies"], *groups] for one in few}
     assert imported_distributions(TREES.values()) - declared == set()
@@ -281,7 +281,7 @@ def test_the_versions_that_make_installs_are_new_enough() -> None:
 
 
 def relative_links(page: Path) -> Iterator[Path]:
-    """Yield where each link of a page of Markdown leads that names a file of the repository."""
+    """Yield the target of each link of a Markdown page that names a file of the repository."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
         if not re.match(r"[a-z]+:|#", target):

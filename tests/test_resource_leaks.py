@@ -1,4 +1,4 @@
-"""What exports and runs leave behind: no descriptor, thread, handler, filter or temporary file."""
+"""Exports and runs leave no descriptor, thread, handler, filter or temporary file behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Model(torch.nn.Module):
 
 
 def _standing():
-    """Everything that an export could leave in the process."""
+    """The resources of the process that an export could leak."""
     gc.collect()
     names = list(logging.root.manager.loggerDict)
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in names)]
@@ -45,7 +45,7 @@ def _standing():
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
 def test_exports_leave_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    torch2ort.export(Model(), torch.randn(2))  # what is imported and registered once
+    torch2ort.export(Model(), torch.randn(2))  # imports and registrations that happen once
     before = _standing()
     for size in range(EXPORTS):
         torch2ort.export(Model(), torch.randn(1 + size))

@@ -1,4 +1,4 @@
-"""Code is the user's by where it is installed, and not by what its folders and files are called."""
+"""The place of installation decides whether code is the user's, and not the names of folders and files."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def imported(name: str, file: Path) -> ModuleType:
 
 
 def line(file: Path, text: str, function: str) -> str:
-    """How a message names the line of ``file`` that begins with ``text``."""
+    """Return the name, in messages, of the line of ``file`` that begins with ``text``."""
     lines = file.read_text().splitlines()
     number = next(i for i, found in enumerate(lines, 1) if found.strip().startswith(text))
     return f"{file}:{number} in {function} ({lines[number - 1].strip()})"

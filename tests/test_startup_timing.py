@@ -1,4 +1,4 @@
-"""How long a model takes to start is known by phase, told at the end and shown on a terminal."""
+"""The time of a model's start is measured by phase, reported at the end and shown on a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Model(torch.nn.Module):
 
 
 class Clock:
-    """Stands still but for what it is told."""
+    """A clock that only advances on request."""
 
     def __init__(self):
         self.now = 0.0
@@ -83,7 +83,7 @@ def test_the_phases_are_these_in_this_order(started):
 def test_each_phase_of_an_export_took_time(started):
     seconds = started[0].startup
     assert seconds.pop("cache look-up") >= 0
-    # Of the graph of the whole model, for which nobody has asked.
+    # The export of the whole model's graph, which has not been requested.
     assert seconds.pop("shapes") == 0
     assert all(s > 0 for s in seconds.values())
 

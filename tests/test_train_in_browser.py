@@ -39,7 +39,7 @@ def site(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def eager_losses(model: torch.nn.Module) -> list[float]:
-    """The losses of the steps that test.html makes."""
+    """The losses, in eager PyTorch, of the steps of test.html."""
     number = 1
 
     def draw() -> int:

@@ -1,4 +1,4 @@
-"""A warning points to the line of the user's code that it is about."""
+"""A warning points to the line of the user's code that causes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the matrix of versions finds Pythons, and what it makes of a row that cannot be tried or fails."""
+"""The matrix of versions: its search for Pythons, and rows that cannot be tested or fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THIS = ".".join(map(str, sys.version_info[:2]))
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    """Two folders that are the whole PATH, in a home without a version manager."""
+    """A PATH of two folders, in a home folder without a version manager."""
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""What torch2ort says of versions that it was not tested with, and of private names that are gone."""
+"""Messages about untested versions, and about private names that are gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch2ort.support.versions import TESTED, Tested, installed, need
 
 
 def imported_with(change: str, imports: str = "import torch2ort") -> str:
-    """What a new process prints that changes something of a package and then imports torch2ort."""
+    """Return the errors and warnings of a new process that changes a package and then imports torch2ort."""
     script = f"import warnings\nwarnings.simplefilter('always')\n{change}\n{imports}\n"
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False

@@ -1,4 +1,4 @@
-"""The wrapper's class is the model's to whoever looks at it, and its calls run on ONNX Runtime."""
+"""The wrapper's class looks like the model's, and its calls run on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X = torch.arange(12.0).reshape(3, 4) / 7
 
 
 class Model(torch.nn.Module):
-    """Says what it is."""
+    """A scaled square."""
 
     registered: tuple[str, ...] = ()
 
@@ -41,7 +41,7 @@ def test_the_class_looks_like_the_models():
     module = torch2ort.ORTModule(Model())
     kind = type(module)
     assert (kind.__name__, kind.__qualname__, kind.__module__) == ("Model", "Model", __name__)
-    assert kind.__doc__ == "Says what it is."
+    assert kind.__doc__ == "A scaled square."
     assert inspect.signature(kind.forward) == inspect.signature(Model.forward)
     assert kind.forward.__doc__ == "Scale a square."
     assert isinstance(module, torch2ort.ORTModule)
@@ -100,7 +100,7 @@ def test_a_forward_that_is_set_on_the_model_is_exported():
 
 
 class Owner(Model):
-    """Has attributes of the names that the wrapper offers."""
+    """Has attributes with the names of the wrapper's own."""
 
     startup = "mine"
 
@@ -124,7 +124,7 @@ def test_attributes_of_the_models_own_are_not_hidden():
 
 
 class Switched(Model):
-    """A property with a setter, by a name that the wrapper offers."""
+    """Has a property with a setter, with the name of one of the wrapper's."""
 
     @property
     def startup(self):
@@ -143,7 +143,7 @@ def test_a_property_of_the_models_own_is_read_and_set_as_it_says():
 
 
 class Delegating(Model):
-    """Finds what it lacks in the model that it holds, as peft's models do."""
+    """Delegates missing attributes to the model that it holds, as peft's models do."""
 
     def __init__(self) -> None:
         super().__init__()

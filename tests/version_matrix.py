@@ -1,7 +1,8 @@
-"""The combinations of versions that torch2ort is tested on, and one run of one of them.
+"""The combinations of versions on which torch2ort is tested, and a run of one of them.
 
 ``noxfile.py`` runs these; ``make test-matrix`` all of them, ``make test-newest`` the ends of the range. The
-wheel is installed into an empty environment a row, and the tests run in a folder without the package itself.
+wheel is installed into an empty environment per row, and the tests run in a folder without the package's
+sources.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 WORK = ROOT / "build" / "matrix"
 
-# A registry or a test that hangs must not hang who waits for the answer. In seconds.
+# Limits in seconds, so that a registry or a test that hangs does not block the run.
 INSTALL_LIMIT, SUITE_LIMIT = 1500, 7200
 
-# Rows of the whole matrix run these: all but the families of models, which take as long as all else, training
-# loops of libraries, and what looks at the checkout.
+# Tests of the whole matrix: all but the families of models, which take as long as all others, training loops
+# of libraries, and tests of the checkout.
 SUITE = ("tests", "--ignore=tests/models", "--ignore=tests/loops", "--ignore=tests/test_repository.py")
 
-# What a new version breaks first: how torch calls Functions, how Python compiles and keeps dictionaries, how
-# a runtime is called and loads the operator. Minutes a row.
+# Tests of the parts that a new version breaks first: torch's calls of Functions, Python's bytecode and
+# dictionaries, calls of a runtime and its loading of the operator. They take minutes per row.
 FIRST = (
     "tests/pythonop/test_interception.py",
     "tests/test_versions.py",
@@ -42,7 +43,7 @@ FIRST = (
     "tests/training/test_engine.py",
 )
 
-# What a row says itself, so that constraints.txt does not.
+# Packages whose version is a row's, and not that of constraints.txt.
 VARYING = ("torch", "onnxruntime")
 NEEDED_BY_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 SIDE_BY_SIDE = ("--numprocesses", "2", "--dist", "loadfile")
@@ -50,13 +51,13 @@ SIDE_BY_SIDE = ("--numprocesses", "2", "--dist", "loadfile")
 
 @dataclass(frozen=True)
 class Row:
-    """One combination. A version is what pip takes: ``==2.13.0``, or nothing for the newest that there is.
+    """One combination. A version is a specifier of pip: ``==2.13.0``, or nothing for the newest.
 
     Attributes:
         python: such as ``3.11``.
         torch: the version of torch.
         runtime: name and version of the package with ONNX Runtime.
-        whole: whether all tests run that can, not only those of what breaks first.
+        whole: whether all tests run that can, not only ``FIRST``.
     """
 
     python: str
@@ -66,20 +67,20 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The row in a word, for the command line."""
+        """The row's name on the command line."""
         torch = self.torch.removeprefix("==") or "newest"
         first = "" if self.whole else "-first"
         return f"py{self.python}-torch{torch}-{re.sub('[=]+', '', self.runtime)}{first}"
 
     @property
     def suite(self) -> tuple[str, ...]:
-        """The tests to run there, as arguments of pytest."""
+        """The row's tests, as arguments of pytest."""
         return SUITE if self.whole else FIRST
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a row came to: the versions that were installed, and a sentence."""
+    """The result of a row: the installed versions, and a sentence."""
 
     python: str
     torch: str
@@ -88,14 +89,14 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong with torch2ort, and not only with what the machine can have."""
+        """True if the row failed; a row that this machine cannot test has not failed."""
         well = re.fullmatch(r"\d+ passed(, \d+ skipped)?|not tried.*", self.outcome)
         return well is None
 
 
 PINNED = "==2.13.0"
 OTHER_PYTHONS = ("3.10", "3.12", "3.13", "3.14")
-# The last of its line, which has no build for a later Python than 3.11.
+# The last release of onnxruntime-training, which has no build for Pythons after 3.11.
 TRAINING = "onnxruntime-training-cpu==1.19.2"
 TORCHES = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 RUNTIMES = ("onnxruntime==1.20.1", "onnxruntime==1.22.1", "onnxruntime==1.24.4", TRAINING)
@@ -105,7 +106,7 @@ MATRIX = (
     *(Row("3.11", PINNED, runtime) for runtime in RUNTIMES),
     *(Row(python, torch, "onnxruntime") for python in OTHER_PYTHONS for torch in (PINNED, "")),
 )
-# What the newest versions break, and what the oldest Python and the oldest runtime lack.
+# The newest versions, and the oldest Python and the oldest runtime.
 NEWEST = (
     Row("3.13", "", "onnxruntime", whole=False),
     Row("3.10", PINNED, "onnxruntime", whole=False),
@@ -116,7 +117,7 @@ NEWEST = (
 def interpreter(version: str) -> str | None:
     """The path of a Python of this version with ``venv``, or ``None``.
 
-    A name on the path may belong to a version manager that has no such Python, so that each is tried.
+    A name on the path may belong to a version manager that has no such Python, so each one is tried.
     """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     folders = os.environ.get("PATH", "").split(os.pathsep)
@@ -148,15 +149,15 @@ def try_row(row: Row, wheel: Path, *, keep: bool) -> Result:
 
     Args:
         row: the versions.
-        wheel: what is tested.
-        keep: leave the environment, gigabytes, for the next time, and use one that is there.
+        wheel: the wheel under test.
+        keep: leave the environment, which has gigabytes, for the next run, and reuse an existing one.
     """
     path = interpreter(row.python)
     if path is None:
         return Result(row.python, row.torch.strip("="), row.runtime, "not tried: no such Python here")
     environment = WORK / row.name
     if not keep:
-        shutil.rmtree(environment, ignore_errors=True)  # what a run that was ended left
+        shutil.rmtree(environment, ignore_errors=True)  # the rest of an interrupted run
     try:
         return _in_environment(row, path, environment, wheel)
     finally:
@@ -191,7 +192,7 @@ def _in_environment(row: Row, path: str, environment: Path, wheel: Path) -> Resu
 
 def _outcome(done: subprocess.CompletedProcess[str]) -> str:
     """The numbers in pytest's closing line, without the time."""
-    # Libraries may have more to say when the process ends.
+    # Libraries may print more lines when the process ends.
     closing = [line for line in done.stdout.splitlines() if re.search(r" in [\d.]+s\b", line)]
     last = closing[-1] if closing else _last_line(done.stdout, "")
     counts = re.findall(r"\d+ (?:passed|failed|errors?|skipped)", last)
@@ -252,19 +253,19 @@ def remember(row: Row, result: Result) -> None:
 
 
 def forget(rows: Iterable[Row]) -> None:
-    """Drop what earlier runs found."""
+    """Drop the results of earlier runs."""
     for row in rows:
         (WORK / f"{row.name}.json").unlink(missing_ok=True)
 
 
 def results(rows: Iterable[Row]) -> list[Result]:
-    """What the rows came to, as far as they ran."""
+    """Return the results of the rows that have run."""
     files = [WORK / f"{row.name}.json" for row in rows]
     return [Result(**json.loads(file.read_text())) for file in files if file.exists()]
 
 
 def table(found: Iterable[Result]) -> str:
-    """The results as a table in Markdown, without the rows that differ in nothing."""
+    """Return the results as a table in Markdown, without equal rows."""
     lines = ["| Python | torch | ONNX Runtime | tests |", "| --- | --- | --- | --- |"]
     for result in dict.fromkeys(found):
         torch = result.torch or "newest"

@@ -1,6 +1,6 @@
-"""A hook of MkDocs: pages of the site that stand outside of docs/, and links to them.
+"""A hook of MkDocs: pages of the site from outside of docs/, and links to them.
 
-The README is the first page. Each example is a page of its own: what its docstring says, and its code.
+The README is the first page. Each example is a page of its own: its docstring, and its code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 
-# Where a file of the repository is in the site, and where other folders' files are named.
+# The place of a file of the repository in the site, and the address of files in other folders.
 PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -45,7 +45,7 @@ def examples() -> dict[str, str]:
 
 
 def place_in_site(target: str) -> str:
-    """Return where a file of the repository, named from its root, is in the site."""
+    """Return the place in the site of a file of the repository, whose path is relative to the root."""
     if target in PAGES:
         return PAGES[target]
     if target == EXAMPLES:
@@ -58,7 +58,7 @@ def place_in_site(target: str) -> str:
 
 
 def links_in_site(text: str, source: str) -> str:
-    """Return `text` with its links to files, which lead from `source`, leading to pages of the site."""
+    """Return `text` with its links to files, relative to `source`, replaced by links to pages of the site."""
     here = posixpath.dirname(place_in_site(source))
 
     def replaced(found: re.Match[str]) -> str:
@@ -68,13 +68,13 @@ def links_in_site(text: str, source: str) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         return f"]({posixpath.relpath(place_in_site(target), here or '.')}{mark}{anchor})"
 
-    # Code is left as it is.
+    # Code is left unchanged.
     parts = re.split(r"(```.*?```)", text, flags=re.DOTALL)
     return "".join(p if p.startswith("```") else re.sub(r"\]\(([^)\s]+)\)", replaced, p) for p in parts)
 
 
 def on_config(config: MkDocsConfig, **_: Any) -> MkDocsConfig:
-    """Put the examples into the navigation."""
+    """Add the examples to the navigation."""
     for entry in config.nav or []:
         if entry.get("Examples") == "EXAMPLES":
             pages = [place for place in PAGES.values() if place.startswith(f"{EXAMPLES}/")]
@@ -83,7 +83,7 @@ def on_config(config: MkDocsConfig, **_: Any) -> MkDocsConfig:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add what stands outside of docs/."""
+    """Add the files from outside of docs/."""
     outside = {place: links_in_site((ROOT / name).read_text(), name) for name, place in PAGES.items()}
     for place, content in {**outside, **examples()}.items():
         files.append(File.generated(config, place, content=content))
@@ -91,12 +91,12 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Drop the roles of docstrings, ``:class:`Options```, which Markdown does not know."""
+    """Drop the roles of docstrings, ``:class:`Options```, which Markdown does not support."""
     return re.sub(r":(?:py:)?(?:class|func|meth|mod|attr|data|exc):(?=<code)", "", html)
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Let links of pages in docs/ lead to the pages that were added."""
+    """Replace links of pages in docs/ by links to the added pages."""
     if page.file.generated_by:
         return markdown
     return links_in_site(markdown, f"docs/{page.file.src_uri}")

@@ -1,8 +1,8 @@
-"""Draws the picture of the README from the text in ROWS.
+"""Draws the picture in the README from the text in ROWS.
 
 ``python tools/way_of_the_data.py > docs/way_of_the_data.svg`` writes it. A line is a row of boxes,
-separated by ``|``. A box is ``name: what it holds``; ``*`` in front marks the user's own code. An arrow
-leads from each box to those that touch it from below.
+separated by ``|``. A box is ``name: content``; a ``*`` before the name marks the user's own code. An arrow
+leads from each box to those directly below it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def boxes(row: str, top: int) -> list[Box]:
 
 
 def arrows(upper: list[Box], lower: list[Box], top: int) -> list[str]:
-    """Return an arrow for each pair of boxes that stand above each other."""
+    """Return an arrow for each pair of boxes of which one is above the other."""
     found = []
     for left, width, _ in upper:
         for below, broad, _ in lower:

@@ -1,7 +1,7 @@
 """A portable file in three sessions: by the body, by a compiled kernel, and by the class in Python.
 
 The file needs neither Python nor torch2ort: any runtime runs the body of a node ``swish::Swish``. A session
-that knows a kernel of that name calls the kernel, and ``torch2ort.load(path, functions=[Swish])`` the class.
+with a kernel of that name calls the kernel, and ``torch2ort.load(path, functions=[Swish])`` the class.
 
 Run it with ``python examples/portable_kernel/serve.py``. It compiles the kernel, with ``c++`` or ``$CXX``.
 """
@@ -53,7 +53,7 @@ def compiled(folder: Path) -> Path:
 
 
 def session(path: Path, library: Path | None = None) -> onnxruntime.InferenceSession:
-    """Return a plain session, which may know a library of operators."""
+    """Return a plain session, optionally with a library of operators."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     if library is not None:

@@ -1,4 +1,4 @@
-"""Swish as a Function: the body of its node in a portable file, and the name that a kernel is found by."""
+"""Swish as a Function: the body of its node in a portable file, and the name of a kernel for it."""
 
 from __future__ import annotations
 

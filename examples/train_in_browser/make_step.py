@@ -1,4 +1,4 @@
-"""Writes the training step that the page runs: three kinds of drawings, told apart by a small net.
+"""Writes the training step that the page runs: a small net that classifies three kinds of drawings.
 
 Afterwards: ``npm install``, ``npm start``, and http://localhost:8000/ in a browser.
 """
@@ -18,7 +18,7 @@ SIDE, KINDS, BATCH = 12, 3, 8
 
 
 def make_model() -> nn.Module:
-    """A convolution over the drawing, and two layers."""
+    """Return a convolution over the drawing, and two layers."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Unflatten(1, (1, SIDE, SIDE)),
@@ -36,7 +36,7 @@ def write(folder: Path) -> None:
     """Export the step into a folder.
 
     Args:
-        folder: gets the files that the page asks for.
+        folder: folder for the files that the page requests.
     """
     sample = torch.rand(BATCH, SIDE * SIDE), torch.randint(KINDS, (BATCH,))
     artifacts = torch2ort.export_training(
@@ -50,7 +50,7 @@ def write(folder: Path) -> None:
 
 
 def main() -> None:
-    """Write to ``step`` beside this file, or to the folder that is named."""
+    """Write to ``step`` beside this file, or to the named folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "step")
     write(parser.parse_args().output)

@@ -39,7 +39,7 @@ function keep(kind) {
   clear();
 }
 
-// As many drawings as a batch has, going round through all of them.
+// The drawings of the next batch, in rotation over all drawings.
 function batch(begin) {
   const numbers = new Float32Array(BATCH * SIDE * SIDE);
   const kinds = new BigInt64Array(BATCH);

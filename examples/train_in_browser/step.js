@@ -1,4 +1,4 @@
-// A training step that torch2ort exported, on onnxruntime-web: the state goes from each step into the next.
+// A training step that torch2ort exported, on onnxruntime-web; each step's state is an input of the next.
 import * as ort from "./node_modules/onnxruntime-web/dist/ort.wasm.min.mjs";
 
 ort.env.wasm.wasmPaths = new URL("./node_modules/onnxruntime-web/dist/", import.meta.url).href;
@@ -33,7 +33,7 @@ function tensorsOf(buffer) {
 }
 
 export class TrainingStep {
-  // `folder`: the URL of what TrainingArtifacts.save wrote.
+  // `folder`: the URL of the folder that TrainingArtifacts.save wrote.
   static async load(folder) {
     const [description, checkpoint] = await Promise.all([
       fetched(`${folder}/training.json`).then((answer) => answer.json()),
@@ -53,7 +53,7 @@ export class TrainingStep {
     return step;
   }
 
-  // One step; `batch` has a [type, numbers, shape] for each input, and what comes back loss and metrics.
+  // Run one step; `batch` has a [type, numbers, shape] for each input. Returns loss and metrics.
   async train(batch) {
     const feeds = { ...this.state, learning_rate: new ort.Tensor("float32", [this.rate], []) };
     if (this.description.seeded) {
@@ -72,7 +72,7 @@ export class TrainingStep {
     return Object.fromEntries(this.description.results.map((name) => [name, results[name].data]));
   }
 
-  // What the model gives for some inputs, with the parameters as they are now.
+  // Return the model's outputs for some inputs, with the current parameters.
   async predict(inputs) {
     this.model ??= await ort.InferenceSession.create(`${this.folder}/inference_model.onnx`);
     const feeds = { ...inputs };

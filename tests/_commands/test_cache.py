@@ -1,4 +1,4 @@
-"""``python -m torch2ort cache``, and what the log says of a miss."""
+"""``python -m torch2ort cache``, and the log's reason of a miss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, which every export uses."""
+    """A copy of the filled cache, which every export uses."""
     monkeypatch.setenv("TORCH2ORT_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copytree(filled, tmp_path / "cache")
     return tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""``python -m torch2ort info`` tells what a file takes, gives and calls, and needs nothing but the file."""
+"""``python -m torch2ort info`` prints a file's inputs, outputs and calls, and needs nothing but the file."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_it_lists_inputs_outputs_and_calls_with_their_arguments(saved, capsys):
 
 
 class Marked(torch.nn.Module):
-    """An operator that ONNX lacks, and one that a session of torch2ort's computes otherwise."""
+    """An operator that ONNX lacks, and one that a torch2ort session computes differently."""
 
     def forward(self, x):
         return torch.linalg.cholesky(x), x.amax(0)

@@ -1,4 +1,4 @@
-"""A small training step that several files' tests run."""
+"""A small training step that the tests of several files run."""
 
 from __future__ import annotations
 

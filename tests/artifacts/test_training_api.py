@@ -1,4 +1,4 @@
-"""The habit of onnxruntime.training.api."""
+"""Usage in the style of onnxruntime.training.api."""
 
 from __future__ import annotations
 

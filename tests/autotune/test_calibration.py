@@ -1,4 +1,4 @@
-"""Who computes an operator is what was measured on this machine, else what the rule says that ships."""
+"""The library that computes an operator: measured on this machine, else set by the rule that ships."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_rule_holds_on_a_machine_that_was_not_calibrated():
 
 def test_kernels_compute_the_kinds_that_were_measured_to_be_faster_there():
     calibration.note(Options(), RATIOS)
-    # Sums took the same time in both, so that the rule holds.
+    # Sums took the same time in both libraries, so the rule holds.
     assert calibration.in_kernels(Options()) == KINDS["products"] | KINDS["GELU"] | KINDS["sums"]
 
 
@@ -122,7 +122,7 @@ def test_typical_operators_of_each_kind_are_timed_in_both_libraries():
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ways of what is measured, of which the rule's is the slowest; any start has the time for it."""
+    """The alternatives that are measured; the rule's is the slowest, and any start has time to measure."""
     seen: list[str] = []
 
     def time_of(found, clock, most):
@@ -183,7 +183,7 @@ def test_an_entry_keeps_the_decisions_that_it_was_built_with(measured, folder, t
     model, x = nn.Linear(8, 6), torch.randn(4, 8)
     options = Options(cache_dir=tmp_path / "exports")
     step(torch2ort.ORTModule(copy.deepcopy(model), options=options), x)
-    # Single measurements are no part of an entry's key.
+    # Single measurements are not part of an entry's key.
     calibration.calibration_store(options).clear()
     tuner._KNOWN.seconds.clear()
     measured.clear()

@@ -20,7 +20,7 @@ EVERY = frozenset().union(*KINDS.values())
 
 @pytest.fixture
 def every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels compute all kinds of operators."""
+    """PyTorch's kernels compute all kinds of operators."""
     monkeypatch.setattr(calibration, "faster_in_kernels", lambda: EVERY)
 
 
@@ -102,7 +102,7 @@ def test_sizes_that_vary_follow_the_rule():
 def test_images_lie_channels_last_by_the_rule():
     model = Pictures()
     module = torch2ort.ORTModule(copy.deepcopy(model))
-    # Sums are added up in the order of eager's in this layout.
+    # Sums are added up in the order of eager PyTorch in this layout.
     other = copy.deepcopy(model).to(memory_format=LAST)
     torch.testing.assert_close(step(module, PICTURES), step(other, PICTURES.to(memory_format=LAST)))
     assert {"max_pool2d_with_indices", "max_pool2d_with_indices_backward"} <= kernels(module, PICTURES)

@@ -1,4 +1,4 @@
-"""Who does an operator is decided by measured times, and whoever does it, a step is eager PyTorch's."""
+"""Measured times decide which library computes an operator; a step equals eager PyTorch's either way."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ aten = torch.ops.aten
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    """Nothing was measured in this process, no operator is too small, and no rule of a processor holds."""
+    """Set up a process without measurements or a processor's rule, in which no operator is too small."""
     monkeypatch.setattr(calibration, "faster_in_kernels", frozenset)
     monkeypatch.setattr(tuner, "_KNOWN", tuner._Known())
     monkeypatch.setattr(tuner, "LARGE", 0)
 
 
 def faster(name: str):
-    """A clock by which the way of that name takes half of the time."""
+    """A clock by which the alternative of that name takes half of the time."""
     return lambda found: {way: 0.5 if way == name else 1.0 for way in found}
 
 
@@ -59,7 +59,7 @@ def never(found):
 
 @pytest.fixture
 def fastest(monkeypatch, caplog):
-    """Sets the name of the way that is measured to be the fastest; gives what was logged."""
+    """Set the name of the alternative that is measured to be the fastest; return the log."""
 
     def choose(name: str) -> pytest.LogCaptureFixture:
         monkeypatch.setattr(microbenchmark, "interleaved", lambda found, clock, most: faster(name)(found))
@@ -76,7 +76,7 @@ def tuned(model: nn.Module, **options) -> nn.Module:
 LINEAR = Of(lambda m, x: m.a(x), a=nn.Linear(8, 6))
 CONVOLUTION = Of(lambda m, x: m.a(x), a=nn.Conv2d(8, 6, 3, stride=2, padding=1, groups=2))
 ROWS, IMAGES = torch.randn(4, 8), torch.randn(3, 8, 9, 7)
-# Each operator of the table: a model with it, and what it takes.
+# Each operator of the table: a model with it, and the model's inputs.
 MODELS = {
     aten.convolution.default: (CONVOLUTION, IMAGES),
     aten.convolution_backward.default: (CONVOLUTION, IMAGES),
@@ -116,7 +116,7 @@ def test_every_alternative_gives_the_step_of_eager_pytorch(operator, name, faste
     logged = fastest(name)
     torch.testing.assert_close(step(tuned(model), x), step(copy.deepcopy(model), x))
     said = [line for line in logged.messages if f" of {operator} of " in line]
-    # The derivative of few numbers is in parts by the rule, and ONNX Runtime does what both libraries can.
+    # By the rule, derivatives of few numbers are decomposed, and ONNX Runtime computes what both support.
     by_rule = name == "parts" and operator in (aten.tanh_backward.default, aten.sigmoid_backward.default)
     by_rule |= name == "onnx" and operator in BETWEEN_LIBRARIES
     assert bool(said) is not by_rule
@@ -129,7 +129,7 @@ def test_onnx_runtime_does_what_a_rule_gives_to_kernels_where_that_is_faster(ope
     monkeypatch.setattr(calibration, "faster_in_kernels", lambda: every)
     monkeypatch.setattr(step_target, "LARGE", 0)
     monkeypatch.setattr(step_target, "_WIDE", 0)
-    # In images that lie channels-last all convolutions are kernels'.
+    # On channels-last images PyTorch's kernels compute all convolutions.
     monkeypatch.setattr(plan_builder, "CONVOLUTIONS", frozenset({"nothing"}))
     logged = fastest("onnx")
     model, x = MODELS[operator]
@@ -179,11 +179,11 @@ def test_numbers_far_from_zero_are_exact_whoever_does_it(operator, monkeypatch):
 
 
 class Images(nn.Module):
-    """Convolutions, with what lies between them, beside and behind them."""
+    """Convolutions, with operators between, beside and behind them."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A bias in front of a normalisation has no gradient but rounding.
+        # The gradient of a bias in front of a normalisation is nothing but rounding errors.
         self.first = nn.Conv2d(3, 8, 3, padding=1, bias=False)
         self.second = nn.Conv2d(8, 8, 3, padding=1, groups=2)
         self.up, self.norm = nn.ConvTranspose2d(8, 4, 2, 2), nn.BatchNorm2d(8)
@@ -194,7 +194,7 @@ class Images(nn.Module):
         return self.up(F.max_pool2d(z, 2)), z.flatten(1).softmax(1), y
 
 
-# Sums are added up in the order of eager's in this layout.
+# Sums are added up in the order of eager PyTorch in this layout.
 PICTURES, LAST = torch.randn(2, 3, 6, 8), torch.channels_last
 
 
@@ -207,7 +207,7 @@ def test_images_run_channels_last_where_that_is_faster(fastest, tmp_path):
         "autotune: 20 operators of images run channels-last, in 0.50 of the time by the rule "
         "(1000000 microseconds)."
     ) in logged.messages
-    # The picture and three results on their ways in and out of the layout; nothing in between.
+    # The picture and three results are converted into and out of the layout; nothing in between is.
     (file,) = tmp_path.glob("*_forward_optimized.onnx")
     assert sum(node.op_type == "Transpose" for node in onnx.load(file).graph.node) <= 4
 
@@ -270,7 +270,7 @@ def graph_of(operator=aten.tanh.default, size=4) -> torch.fx.Graph:
 
 
 def tune(store: Store | None, time_of, options: Options | None = None, **arguments) -> torch.fx.Graph:
-    """What becomes of such a half, in a process that knows nothing."""
+    """Tune such a half in a process without earlier measurements, and return it."""
     tuner._KNOWN.seconds.clear()
     options = options or Options()
     graph = graph_of()
@@ -338,7 +338,7 @@ def test_a_way_with_other_results_is_not_among_those_that_are_timed():
 
 
 def saved(model: nn.Module, x: torch.Tensor, folder: Path, **options) -> dict[str, str]:
-    """The graphs of a step as they are saved, by what they are; names of calls differ from build to build."""
+    """The saved graphs of a step, by kind; the names of calls differ from build to build."""
     step(torch2ort.ORTModule(copy.deepcopy(model), options=Options(save_onnx_dir=folder, **options)), x)
     found = {}
     for file in sorted(folder.glob("*.onnx")):

@@ -24,7 +24,7 @@ def gate(text: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def kept(text: str, path: Path) -> dict[str, float]:
-    """Keep what `text` says in `path`, and return it."""
+    """Keep the ratios of `text` in `path`, and return them."""
     gate(text, "--keep", path)
     return json.loads(path.read_text())["ratios"]
 
@@ -82,7 +82,7 @@ def test_peers_and_times_are_no_ratios_of_ours(tmp_path: Path) -> None:
 
 
 def test_the_kept_ratios_are_the_published_ones(tmp_path: Path) -> None:
-    # Fields of benchmarks/README.md, whose first block is of the runtime that trains by itself.
+    # The first block of benchmarks/README.md contains the kept figures.
     text = (BENCHMARKS / "README.md").read_text()
     block = re.search(r"```text\n(.*?)```", text, re.DOTALL).group(1)
     published = kept(block, tmp_path / "kept.json")

@@ -1,4 +1,4 @@
-"""A model's source text that tests change in one place, and keys of what comes out."""
+"""A model's source text that tests change in one place, and keys of the models that it defines."""
 
 from __future__ import annotations
 

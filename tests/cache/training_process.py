@@ -51,7 +51,7 @@ def build(name: str, file: str | None) -> tuple[torch.nn.Module, Any]:
 
 
 def losses(module: torch.nn.Module, batch: Any) -> list[float]:
-    """Those of a few steps of training, the first as they are before any."""
+    """The losses of a few training steps, the first of which is that of the initial weights."""
     from tests.support.comparison import loss_of
 
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
@@ -68,7 +68,7 @@ def losses(module: torch.nn.Module, batch: Any) -> list[float]:
 
 
 def restrict() -> None:
-    """Take from this process what the environment says: space on disks, the privileges of root."""
+    """Take from this process what the environment names: space on disks, the privileges of root."""
     if "FULL_DISK" in os.environ:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
     if "NO_PRIVILEGES" in os.environ:
@@ -77,7 +77,7 @@ def restrict() -> None:
 
 
 def main() -> None:
-    """Train twice, and say what came of it."""
+    """Train twice, and print the results."""
     torch.set_num_threads(1)
     twin, _ = build(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
     model, batch = build(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)

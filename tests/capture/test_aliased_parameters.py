@@ -1,4 +1,4 @@
-"""Parameters and buffers that forward reaches past the modules: they are the model's all the same."""
+"""Parameters and buffers that forward reaches without their modules are the model's all the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ nn = torch.nn
 
 
 class Holds(nn.Module):
-    """Keeps its tensors in containers that torch.export does not look into."""
+    """Stores its tensors in containers that torch.export does not look into."""
 
     def __init__(self, body) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Calls under torch.autocast: the graph has eager's casts, and is for these settings alone."""
+"""Calls under torch.autocast: the graph has eager PyTorch's casts, and serves these settings alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def switched_off(m, x):
 
 
 def called(m, x):
-    # What dynamo makes of a `with torch.autocast(...)`.
+    # As dynamo rewrites a `with torch.autocast(...)`.
     entered = torch.amp.autocast_mode._enter_autocast("cpu", torch.float16, True, True)
     h = m.layer(x)
     torch.amp.autocast_mode._exit_autocast(entered)
@@ -120,7 +120,7 @@ def trained(module: nn.Module, x: torch.Tensor, context) -> list[torch.Tensor]:
 
 
 def same(actual, expected) -> None:
-    """Same types, and the bits where they are of half precision."""
+    """Assert equal dtypes, and equal bits in half precision."""
     for a, e in zip(actual, expected, strict=True):
         if e is None:
             assert a is None
@@ -139,7 +139,7 @@ def test_the_graph_has_eagers_casts(code, dtype) -> None:
 
 @contextlib.contextmanager
 def by_hand(dtype):
-    """Autocast to a dtype that the context does not take."""
+    """Autocast to a dtype that the context does not accept."""
     before = torch.get_autocast_dtype("cpu")
     torch.set_autocast_enabled("cpu", True)
     torch.set_autocast_dtype("cpu", dtype)
@@ -228,7 +228,7 @@ def test_an_export_keeps_the_casts(tmp_path) -> None:
     loaded = torch2ort.load(tmp_path / "model.onnx")
     assert not loaded.python_ops
     for run in (exported, loaded):
-        with under(torch.float16):  # A graph has its casts already.
+        with under(torch.float16):  # A graph contains its casts already.
             torch.testing.assert_close(run(X), expected, rtol=3e-2, atol=1e-2)
 
 
@@ -260,7 +260,7 @@ class Pair(nn.Bilinear):
 
 
 class Before(nn.Module):
-    """A layer, and what casts inside of its kernel behind it."""
+    """A layer, and behind it an operator whose kernel casts."""
 
     def __init__(self, inside: nn.Module) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ INSIDE = {
 
 
 def has_lstm() -> bool:
-    """Whether this processor has the LSTM that autocast calls: oneDNN's in bfloat16."""
+    """Return True if this processor has the LSTM that autocast calls: oneDNN's in bfloat16."""
     try:
         with under():
             nn.LSTM(1, 1)(torch.zeros(1, 1, 1))

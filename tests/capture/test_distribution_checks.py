@@ -1,4 +1,4 @@
-"""What torch.distributions checks of values holds in every run of a graph, or it raises as eager does."""
+"""Value checks of torch.distributions hold in every run of a graph, or it raises as eager PyTorch does."""
 
 from __future__ import annotations
 

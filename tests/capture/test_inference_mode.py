@@ -1,4 +1,4 @@
-"""Inference mode around a call, and inside of forward: all that comes of it is as in eager PyTorch."""
+"""Inference mode around a call, and inside of forward: all its effects are those of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X = torch.arange(12.0).reshape(3, 4) / 7
 
 
 class Asks(torch.autograd.Function):
-    """A wrong derivative on purpose, and numbers that depend on whether a gradient is needed."""
+    """A derivative that is wrong on purpose, and numbers that depend on whether a gradient is needed."""
 
     @staticmethod
     def forward(ctx, x):

@@ -1,4 +1,4 @@
-"""A name in dynamic_shapes takes the bounds that the model needs, and says them."""
+"""A name in dynamic_shapes gets the bounds that the model needs, and reports them."""
 
 import logging
 

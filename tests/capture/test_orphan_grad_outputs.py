@@ -1,4 +1,4 @@
-"""What is computed of a view that was made under ``no_grad`` requires a gradient that reaches nothing."""
+"""A value computed from a view made under ``no_grad`` requires a gradient that reaches no input."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_it_requires_a_gradient_and_gives_none_on_as_in_eager(body, tmp_path):
     seen = []
     for model in models:
         shown = []
-        # The transposed one is a view itself, of what requires no gradient.
+        # The transposed input is itself a view, of a tensor that requires no gradient.
         for x in (torch.ones(3, 4), torch.ones(5, 4), torch.ones(4, 3).t(), torch.ones(4, 4)):
             x.requires_grad_()
             outputs = outputs_of(model, x)

@@ -96,7 +96,7 @@ BODIES = {
 
 
 def memory_of(tensors):
-    """Which of the tensors share memory, and where in it they lie."""
+    """For each tensor, the first one that shares its memory, and its place there."""
     addresses = [t.untyped_storage().data_ptr() for t in tensors]
     return [
         (addresses.index(a), tuple(t.shape), t.stride(), t.storage_offset())
@@ -105,7 +105,7 @@ def memory_of(tensors):
 
 
 def known(module, x, outputs):
-    """What the caller has, the outputs last."""
+    """The tensors that the caller holds, the outputs last."""
     return [x, module.layer.weight, module.table, *outputs]
 
 

@@ -1,4 +1,4 @@
-"""Functions that give their argument's own memory without a word in their schema do so in a graph, too."""
+"""Functions that return their argument's own memory without declaring it in their schema do so in a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that constants of the program decide."""
+"""Sizes that depend on constants of the program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.functions import Square
 
 
 class Then(torch.nn.Module):
-    """A layer, and what a function does with its result."""
+    """A layer, and a function of its result."""
 
     def __init__(self, function) -> None:
         super().__init__()

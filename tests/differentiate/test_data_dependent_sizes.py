@@ -1,4 +1,4 @@
-"""Sizes that values in tensors decide: what a mask selects, how often rows are repeated."""
+"""Sizes that depend on values in tensors: rows that a mask selects, repetitions of rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Model(torch.nn.Module):
 
 
 class Positive(torch.autograd.Function):
-    """How many rows it gives, its argument says."""
+    """A Function whose number of rows depends on the values of its argument."""
 
     @staticmethod
     def forward(ctx, x):
@@ -47,7 +47,7 @@ def written(h, mask):
 
 
 def twice(h, mask):
-    """The mask is another one after the first selection."""
+    """Select by a mask that changes after the first selection."""
     mask = mask.clone()
     first = h.detach()[mask].sum()
     mask[0] = ~mask[0]
@@ -81,13 +81,13 @@ BODIES = {
     "the first two": lambda m, h, k: h[k.nonzero()[:, 0][:2]].exp().sum(0),
     "repeated": lambda m, h, k: h.repeat_interleave(k.long() + 1, 0).square().sum(),
 }
-# Of these others of the table are the like.
+# Cases that are similar to others of the table.
 ALIKE = frozenset(
     {"a norm", "columns", "equal masks", "joined", "masked_select of rows", "numbers", "put back"}
     | {"a layer", "how many", "repeated", "two selections", "zeros of as many", "zeros of as many and two"}
 )
-# How many rows there are, and which of them are selected: a graph for its sizes, one for sizes that vary, and
-# selections of all, one and none.
+# The number of rows, and a bit mask of the selected ones: a graph for the sizes of one call, one for sizes
+# that vary, and selections of all, one and none.
 CALLS = ((6, 0b101101), (9, 0b111111111), (7, 0b0000100), (5, 0))
 
 

@@ -1,4 +1,4 @@
-"""Which operators are one region, and that a step with regions is eager PyTorch's."""
+"""Operators that form one region; a step with regions gives eager PyTorch's results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def regions(monkeypatch):
 
 
 def known_regions() -> list[Region]:
-    """Those that were asked for since the test began."""
+    """The regions that were requested since the test began."""
     return [decode_region(text) for text in compiled_regions._LIBRARIES.loaded]
 
 
@@ -176,7 +176,7 @@ def test_regions_are_for_all_sizes_of_their_graph(name, regions):
     for batch, length in ((2, 3), (3, 5), (5, 4), (4, 2), (7, 9)):
         x = torch.randn(batch, length, 8)
         torch.testing.assert_close(step(module, x), step(model, x))
-    # The first graph is for its sizes alone, the next for all of them.
+    # The first graph serves its own sizes alone, the next all sizes.
     assert {bool(region.varying) for region in known_regions()} == {False, True}
 
 
@@ -228,5 +228,5 @@ def test_steps_of_an_activation_are_not_written_out_between_regions(regions, tmp
     (file,) = tmp_path.glob("*_backward.onnx")
     graph = onnx.load(file).graph
     given = [[n for n in node.output if n] for node in graph.node if node.op_type == "PythonOp"]
-    # What the next layer's weight gradient reads; the gradient of h and its sum.
+    # The input of the next layer's weight gradient; the gradient of h, and its sum.
     assert [len(outputs) for outputs in given] == [1, 2]

@@ -12,7 +12,7 @@ from tests.support.comparison import assert_same
 
 
 class Silent(torch.autograd.Function):
-    """Writes into an argument that it gives no gradient."""
+    """Writes into an argument for which it returns no gradient."""
 
     @staticmethod
     def forward(ctx, h, y):
@@ -25,7 +25,7 @@ class Silent(torch.autograd.Function):
 
 
 class Keeps(torch.autograd.Function):
-    """Keeps a copy of an argument."""
+    """Stores a copy of an argument."""
 
     @staticmethod
     def forward(ctx, h, y):
@@ -121,7 +121,7 @@ BODIES = [
 
 
 def steps(module, x, y, *, through=lambda y: y):
-    """Outputs, what the argument holds, and gradients of two steps."""
+    """Outputs, values of the argument, and gradients of two steps."""
     found = []
     for _ in range(2):
         given = through(y)

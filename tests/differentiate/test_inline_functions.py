@@ -31,7 +31,7 @@ class Lie(torch.autograd.Function):
 
 
 class Scaled(torch.autograd.Function):
-    """Writes in place to what is its own; two tensors get gradients."""
+    """Writes in place to a tensor of its own; two tensors get gradients."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -115,7 +115,7 @@ def step(module, x=X):
 
 
 def calls(folder) -> set[str]:
-    """What the graphs of a step call besides PyTorch's kernels."""
+    """The names of the calls in a step's graphs, PyTorch's kernels excluded."""
     nodes = [n for file in folder.glob("*ward.onnx") for n in onnx.load(file).graph.node]
     names = {a.s.decode() for n in nodes for a in n.attribute if a.name == "func_name"}
     return {name for joined in names for name in joined.split(", ") if not name.startswith("torch2ort.")}
@@ -123,7 +123,7 @@ def calls(folder) -> set[str]:
 
 @pytest.fixture
 def registered(request):
-    """Registers classes, and forgets them."""
+    """Register classes for the length of a test."""
     for function in (Lie, Scaled):
         torch2ort.register_inline(function)
     yield

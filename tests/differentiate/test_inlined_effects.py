@@ -128,7 +128,7 @@ def _reset(folder):
 
 
 def left(module, folder, capsys, caplog):
-    """What two steps give, and what they leave."""
+    """The results of two steps, and the effects that they leave."""
     _reset(folder)
     caplog.clear()
     given = []

@@ -124,7 +124,7 @@ RAISING = {
     "a remainder": (lambda h, n: h * (7.5 % n.double().item()), ZeroDivisionError),
     "a power": (lambda h, n: h * n.double().item() ** -1, ZeroDivisionError),
     "a power that is too large": (lambda h, n: h * (n.double().item() + 99) ** 200, OverflowError),
-    "a quotient that nobody reads": (
+    "an unused quotient": (
         lambda h, n: torch.zeros_like(h / (1 / n.item())) + h,
         ZeroDivisionError,
     ),
@@ -179,7 +179,7 @@ def test_a_number_that_a_graph_does_not_hold_raises(body, number, kind, message)
 
 
 def test_a_floor_division_of_floats_is_refused():
-    """torch.export takes it for the floor of a quotient, which is 10 for ``1.0 // 0.1`` instead of 9."""
+    """torch.export treats it as the floor of a quotient, which is 10 for ``1.0 // 0.1`` instead of 9."""
     module = torch2ort.ORTModule(Model(lambda h, n: h * (largest(h) // 0.1)), options=OPTIONS)
     message = (
         r"^aten\.mul\.Tensor at .*test_item_calls\.py:\d+, in .* takes a number that <function sym_float "

@@ -1,4 +1,4 @@
-"""Numbers that forward reads out of tensors and takes as sizes or positions are those of each call."""
+"""Numbers that forward reads out of tensors and uses as sizes or positions are those of each call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch2ort.training import plan_builder
 
 
 def compare(body, numbers) -> torch2ort.ORTModule:
-    """Steps of calls with some numbers, by eager PyTorch and by ORTModule."""
+    """Compare steps on these numbers by eager PyTorch and by ORTModule."""
     model = Model(body)
     module = torch2ort.ORTModule(copy.deepcopy(model))
     calls = [(torch.randn(3, 4), torch.tensor(number)) for number in numbers]
@@ -24,7 +24,7 @@ def compare(body, numbers) -> torch2ort.ORTModule:
 
 
 def within(h, n):
-    """The number, of which the model says that it is one of 0 to 4."""
+    """Return the number, after the model has checked that it is between 0 and 4."""
     number = n.item()
     torch._check(number >= 0)
     torch._check(number <= 4)

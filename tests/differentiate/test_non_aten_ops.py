@@ -1,4 +1,4 @@
-"""Operators of torch's that are none of ATen's, tensors elsewhere, and effects besides results."""
+"""torch operators outside of ATen, tensors on other devices, and effects besides results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch2ort.errors import UnsupportedOperatorError
 
 
 class Then(torch.nn.Module):
-    """A layer, and what a function does with its result."""
+    """A layer, and a function of its result."""
 
     def __init__(self, function) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Recurrent nets, and calculations with matrices that check a value: autograd takes each as one operator."""
+"""Recurrent nets, and matrix operators that check a value: autograd differentiates each as one operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.sweeps import thinned
 
 
 class Net(nn.Module):
-    """A recurrent net between dropouts, whose numbers come in the order of the calls."""
+    """A recurrent net between dropouts, which draw their numbers in the order of the calls."""
 
     def __init__(self, kind, **settings) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_a_determinant_has_the_gradient_of_the_matrix_as_it_lies(function, turne
 
 
 def written(h):
-    """A tensor of constants that what carries a gradient was written into."""
+    """A tensor of constants into which a tensor that requires a gradient is written."""
     made = torch.ones(2, *h.shape)
     made[1] = h
     return made

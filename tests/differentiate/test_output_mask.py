@@ -1,4 +1,4 @@
-"""Derivatives that a kernel is told to leave out: of frozen weights, and of what requires no gradient."""
+"""Derivatives that a kernel's output mask excludes: of frozen weights, and of inputs without gradient."""
 
 from __future__ import annotations
 

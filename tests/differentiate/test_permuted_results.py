@@ -1,4 +1,4 @@
-"""Results of kernels that lie in memory in another order: they are read so, and not copied twice."""
+"""Results of kernels in a permuted memory layout are read in that layout, and not copied twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backward recomputes what is cheap to compute from what is kept, with eager's gradients."""
+"""Backward recomputes cheap activations from the saved ones, with eager PyTorch's gradients."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def chain(h):
 def kept_bytes(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch, share: float | None = 1.0, **options
 ) -> int:
-    """Bytes of the activations that the first step of ``model`` keeps.
+    """Bytes of the activations that the first step of ``model`` saves.
 
     Args:
-        model: takes ``X``.
-        monkeypatch: watches how the step is split.
-        share: of its time that may go into recomputation; ``None`` for what the options say.
-        options: of the module.
+        model: a model whose input is ``X``.
+        monkeypatch: wraps the function that splits the step.
+        share: share of the step's time that may be spent on recomputation; ``None`` for the options' own.
+        options: options of the module.
     """
     splits = []
 
@@ -60,7 +60,7 @@ def kept_bytes(
     return sum(v.numel() * v.element_size() for v in values if v.numel() * v.element_size() >= SIZE // 8)
 
 
-# What is kept, in units of the bytes of the layer's result.
+# Bytes that are saved, in units of the bytes of the layer's result.
 CASES = {
     "gelu": (Between(lambda m, h: m.after(F.gelu(h))), 1),
     "silu": (Between(lambda m, h: m.after(F.silu(h))), 1),
@@ -70,9 +70,9 @@ CASES = {
     "one behind the other": (Between(lambda m, h: m.after(F.gelu(m.norm(h))), nn.LayerNorm(WIDTH)), 1),
     # Queries, keys, values and the context, not the probabilities.
     "attention": (Between(attention), 4),
-    # What a tanh's derivative reads, and nothing that it is computed from.
+    # The derivative of tanh reads its result, and nothing is saved that it could be computed from.
     "nothing to compute it from": (Between(lambda m, h: m.after(torch.tanh(h))), 1),
-    # The first eight steps are computed anew from the layer's result, the others from the ninth.
+    # The first eight steps are recomputed from the layer's result, the others from the ninth.
     "a long chain": (Between(lambda m, h: m.after(chain(h))), 2),
     "of a Function that keeps it": (
         Between(lambda m, h: m.after(g := F.gelu(h)) + Keep.apply(g)[..., :5]),
@@ -107,7 +107,7 @@ def test_what_frees_most_memory_for_its_time_is_recomputed_first(monkeypatch):
 
 
 def wide() -> nn.Module:
-    """A net whose products take a hundred times as long as a GELU."""
+    """A net whose matrix products take a hundred times as long as a GELU."""
     layers = Between(lambda m, h: m.after(F.gelu(h)))
     layers.before, layers.after = (
         nn.Linear(6, WIDTH),

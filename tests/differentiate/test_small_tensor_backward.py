@@ -1,4 +1,4 @@
-"""Derivatives of small tensors are made of ONNX operators, those of large ones are PyTorch's kernels."""
+"""ONNX operators compute derivatives of small tensors, PyTorch's kernels those of large ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Model(torch.nn.Module):
 
 
 def gradients(model: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """Of the input and of the weight."""
+    """The gradients of the input and of the weight."""
     leaf = x.clone().requires_grad_()
     model.zero_grad()
     model(leaf).backward(torch.linspace(0.5, 2.0, x.numel(), dtype=x.dtype).view_as(x))
@@ -37,7 +37,7 @@ def gradients(model: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def kernels(model: torch.nn.Module, x: torch.Tensor, folder: Path) -> list[str]:
-    """What the model's backward half calls of PyTorch."""
+    """Names of PyTorch's kernels that the model's backward half calls."""
     gradients(torch2ort.ORTModule(copy.deepcopy(model), options=torch2ort.Options(save_onnx_dir=folder)), x)
     (file,) = folder.glob("*_backward.onnx")
     called = [node for node in onnx.load(file).graph.node if node.op_type == "PythonOp"]

@@ -1,4 +1,4 @@
-"""What may stand in the backward half of a step."""
+"""Operators that the backward half of a step may contain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRACE = 'File "model.py", line 7, in forward\n    return strange(x)'
 
 
 def joint(target, *args) -> Joint:
-    """The forward half gives its input, the backward half calls something on the gradient."""
+    """A Joint whose forward half returns its input; its backward half calls ``target`` on the gradient."""
     graph = torch.fx.Graph()
     value = torch.empty(2, 3)
     x, tangent = graph.placeholder("x"), graph.placeholder("tangent")

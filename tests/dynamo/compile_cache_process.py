@@ -19,13 +19,13 @@ from torch2ort.dynamo import backend
 
 
 def function(x: torch.Tensor) -> torch.Tensor:
-    """Has a Function in NumPy, an operator that stays whole, random numbers and a size that varies."""
+    """Use a NumPy Function, an operator that is not decomposed, random numbers and a varying size."""
     x = Numpy.apply(F.gelu(x) * x.shape[0]).cumsum(0)
     return F.dropout(x, 0.0) * x.prod(1).sum() + torch.tensor([1.0, 2.0])
 
 
 def refuse(*_: Any) -> None:
-    """Stand in for what translates a graph."""
+    """Raise in place of the translation of a graph."""
     raise AssertionError("a graph was translated")
 
 
@@ -40,7 +40,7 @@ def trained(run: Any) -> list[float]:
 
 
 def main(folder: str) -> None:
-    """Train it."""
+    """Train the compiled function with the cache in `folder`, and print the results."""
     if "NO_TRANSLATION" in os.environ:
         backend.lower_half = refuse  # type: ignore[assignment]
     options = {"cache_dir": folder, "keep_functions": True}

@@ -23,7 +23,7 @@ NORMS = {
     "instance": (nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), nn.InstanceNorm1d(2, affine=True)),
     "root mean square": (nn.Linear(4, 8), nn.RMSNorm(8)),
 }
-# PyTorch's kernels, called by nodes; autocast has them compute in float32.
+# Nodes call PyTorch's kernels here; under autocast these compute in float32.
 WHOLE = {
     "prod of a dimension": lambda x: x.prod(-1),
     "prod": lambda x: x.prod(),

@@ -1,4 +1,4 @@
-"""torch.compile(backend="torch2ort"): what it computes is eager PyTorch's."""
+"""torch.compile(backend="torch2ort") gives eager PyTorch's results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compiled(function, *, dynamic=None, fullgraph=True, mode=None, **options):
 
 
 def results(function, *arguments):
-    """Outputs, gradients, what the arguments are afterwards, and the next random number."""
+    """Outputs, gradients, the arguments' values afterwards, and the next random number."""
     arguments = [a.detach().clone().requires_grad_(a.requires_grad) for a in arguments]
     torch.manual_seed(3)
     outputs = function(*(a.view_as(a) if a.requires_grad else a for a in arguments))
@@ -68,7 +68,7 @@ def tracked(*sizes):
 
 
 def assert_trains_like_eager(model, *batches, **settings):
-    """Three steps of SGD: outputs, buffers, and parameters afterwards."""
+    """Compare three steps of SGD: outputs, buffers, and parameters afterwards."""
     eager = copy.deepcopy(model)
     faster = compiled(model, **settings)
     for number, batch in enumerate(batches):
@@ -102,7 +102,7 @@ class TakenTwice(torch.autograd.Function):
 
 
 class Drawing(torch.autograd.Function):
-    """Its forward draws what nobody reads."""
+    """Its forward draws numbers that are unused."""
 
     @staticmethod
     def forward(ctx, x):
@@ -123,7 +123,7 @@ class DrawingBackward(Drawing):
 
 
 class Checking(Drawing):
-    """Its forward may raise an error, whose result nobody reads."""
+    """Its forward calls an operator that may raise an error and whose result is unused."""
 
     @staticmethod
     def forward(ctx, x):
@@ -132,7 +132,7 @@ class Checking(Drawing):
 
 
 class Counting(torch.nn.Module):
-    """Writes to a buffer, breaks rows into pairs, and hands on a number."""
+    """Writes to a buffer, splits rows into pairs, and passes a number on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,8 +218,8 @@ def test_threads_that_compile_at_once_keep_what_nobody_reads() -> None:
 
     functions = [drawing(factor) for factor in range(3)]
     together = threading.Barrier(len(functions))
-    # torch 2.11 does not end fullgraph=True where several threads compile at once: after it, in the whole
-    # process, no code behind a break is compiled, whatever the backend.
+    # torch 2.11 does not reset fullgraph=True where several threads compile at once: afterwards no code
+    # behind a graph break is compiled in the whole process, whatever the backend.
     faster = [compiled(function, fullgraph=False) for function in functions]
     with ThreadPoolExecutor(len(functions)) as pool:
         assert [found[0].item() for found in pool.map(start, faster)] == [0, 1, 2]
@@ -238,7 +238,7 @@ def test_an_error_of_what_nobody_reads_is_raised() -> None:
 
 
 def test_derivatives_that_a_trace_takes_another_way_are_eagers() -> None:
-    # The gradient of what is not the largest is 0, not 0 times infinity.
+    # The gradient of an element that is not the largest is 0, not 0 times infinity.
     assert_like_eager(
         lambda x: (x.max() * float("inf"), x.prod()), torch.tensor([3.0, 2.0], requires_grad=True)
     )

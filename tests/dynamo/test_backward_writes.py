@@ -1,4 +1,4 @@
-"""A Function whose backward writes to a buffer, traced: refused before the first step."""
+"""A traced Function whose backward writes to a buffer is refused before the first step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch2ort.errors import UnsupportedOperatorError
 
 
 class Both(torch.autograd.Function):
-    """Forward and backward write to it."""
+    """Forward and backward write to the buffer."""
 
     @staticmethod
     def forward(ctx, x, seen):
@@ -24,7 +24,7 @@ class Both(torch.autograd.Function):
 
 
 class Saved(torch.autograd.Function):
-    """Backward writes to what it finds in ``saved_tensors``."""
+    """Backward writes to a tensor of ``saved_tensors``."""
 
     @staticmethod
     def forward(ctx, x, seen):

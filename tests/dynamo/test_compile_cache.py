@@ -19,7 +19,7 @@ from tests.support.comparison import assert_same
 
 
 def step(function, folder: Path, *sizes: int, dynamic: bool = False, **options):
-    """Output and gradient of a graph that is compiled anew, and whether its halves came out of the cache."""
+    """Output and gradient of a newly compiled graph, and whether its halves came from the cache."""
     torch.compiler.reset()
     options = {"cache_dir": folder, **options}
     faster = torch.compile(function, backend="torch2ort", dynamic=dynamic, options=options)
@@ -63,7 +63,7 @@ def test_calls_of_what_stays_whole_are_kept(tmp_path: Path) -> None:
 
 
 class Unread(torch.autograd.Function):
-    """Draws and checks what nobody reads."""
+    """Calls a random operator and one that may raise, whose results are unused."""
 
     @staticmethod
     def forward(ctx, x):
@@ -119,7 +119,7 @@ def test_other_code_of_a_function_is_another_graph(tmp_path: Path, changed: tupl
 
 
 class Clock(torch.autograd.Function):
-    """Its code reads what no two processes have in common."""
+    """Its code reads a value that differs between processes."""
 
     @staticmethod
     def forward(ctx, x):
@@ -140,7 +140,7 @@ def test_the_report_says_why_a_graph_is_not_kept(tmp_path: Path) -> None:
 
 
 def in_a_process(folder: Path, **environment: str) -> dict[str, Any]:
-    """What a process that trains a function with the cache found; see ``compile_cache_process.py``."""
+    """Return the report of a process that trains with the cache; see ``compile_cache_process.py``."""
     found = subprocess.run(
         [sys.executable, "-m", "tests.dynamo.compile_cache_process", str(folder)],
         cwd=Path(__file__).parents[2],

@@ -1,4 +1,4 @@
-"""What forward leaves on the model, where dynamo puts it after each graph, is what eager leaves."""
+"""Attributes that forward sets on the model, which dynamo does after each graph, are as in eager PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""autograd.Functions inside of torch.func's transforms, traced and kept: eager's results, or a refusal."""
+"""autograd.Functions inside torch.func transforms, traced and kept: eager PyTorch's results, or a refusal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch2ort.errors import UnsupportedOperatorError
 
 
 class Tripled(torch.autograd.Function):
-    """Its derivatives are not those of what it computes."""
+    """Its derivatives are not those of its forward."""
 
     generate_vmap_rule = True
 

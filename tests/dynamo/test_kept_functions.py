@@ -57,7 +57,7 @@ class Dirty(torch.autograd.Function):
 
 
 class Nothing(torch.autograd.Function):
-    """Gives its second argument no gradient."""
+    """Returns no gradient for its second argument."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -85,7 +85,7 @@ def test_numpy_runs_in_forward_and_backward() -> None:
 
 
 class Native(torch.autograd.Function):
-    """Its body is machine code, which finds numbers where they lie in memory."""
+    """Its body is machine code, which reads numbers at their addresses."""
 
     @staticmethod
     def forward(ctx, x):
@@ -141,7 +141,7 @@ def test_two_forwards_have_a_state_each() -> None:
 
 
 class Unread(torch.autograd.Function):
-    """Tells by its gradient whether one arrived for its second result."""
+    """Its gradient shows whether a gradient arrived for its second result."""
 
     @staticmethod
     def forward(ctx, x):

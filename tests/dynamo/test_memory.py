@@ -10,11 +10,11 @@ from tests.support.functions import Square
 from tests.support.memory import bytes_left_by
 
 pytestmark = [
-    # Thousands of steps, on a machine that does other things besides.
+    # Thousands of steps, on a machine that is shared.
     pytest.mark.timeout(900),
 ]
 
-# Above what a measurement is in error by, and below what a tensor takes.
+# Above the error of a measurement, and below the size of a tensor.
 NOTHING = 128
 
 

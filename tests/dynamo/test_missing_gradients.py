@@ -1,4 +1,4 @@
-"""Outputs that no loss reads: their gradients are missing in eager PyTorch, not zeros."""
+"""Outputs that no loss depends on: their gradients are missing in eager PyTorch, not zeros."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _afresh() -> None:
 
 @pytest.mark.parametrize("chosen", [0, 1])
 def test_an_infinite_derivative_of_another_output_is_none_of_its_business(chosen) -> None:
-    # The square root's derivative at zero is infinite, and zero times it no number.
+    # The square root's derivative at zero is infinite, and zero times infinity is NaN.
     assert_gradients_like_eager(lambda x, y: (x * 2, x.sqrt() + y), chosen, torch.zeros(3), torch.ones(3))
 
 

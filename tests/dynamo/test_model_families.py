@@ -20,27 +20,27 @@ from tests.models.test_families import call, loss_of
 
 pytestmark = [
     pytest.mark.long,
-    # Three graphs and more of one model, on a machine that does other things besides.
+    # Three graphs and more of one model, on a machine that is shared.
     pytest.mark.timeout(900),
 ]
 
 
-# nn.LSTM and the like break dynamo's graph, and there is nothing besides.
+# nn.LSTM and similar modules break dynamo's graph, and these models contain nothing else.
 LEFT_TO_EAGER = {
     *("lstm", "lstm_proj", "lstm_proj_both", "lstm_packed", "seq2seq_lstm"),
     *("gru", "gru_deep", "rnn", "rnn_relu"),
 }
 REFUSED = {
     "fourier": "aten._fft_r2c.default at ",
-    # They assert that values are no NaN.
+    # These assert that no value is NaN.
     **dict.fromkeys(
         ("ibert", "ibert_quantised"),
         r"aten\._assert_async\.msg at .* returns nothing and raises an error for some values",
     ),
 }
-# Eager's gradients in float32 are further from those in float64 than what is allowed here.
+# The error of eager PyTorch's float32 gradients against float64 exceeds this test's bounds.
 IN_FLOAT64 = {"detr"}
-# With sizes that vary it is refused by name.
+# With varying sizes it is refused by name.
 OF_FIXED_SIZES = {"big_bird_sparse"}
 
 
@@ -59,7 +59,7 @@ def train_and_infer(module: torch.nn.Module, batches: Sequence[Any]) -> None:
 
 @pytest.fixture
 def _numpy_draws() -> Iterator[None]:
-    """BigBird chooses its random blocks by NumPy's generator."""
+    """Have dynamo use NumPy's random stream, from which BigBird draws its random blocks."""
     with torch._dynamo.config.patch(use_numpy_random_stream=True):
         yield
 

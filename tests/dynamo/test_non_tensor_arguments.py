@@ -1,4 +1,4 @@
-"""Arguments of kept Functions that are no tensors: each is in the graph what it is in eager PyTorch."""
+"""Arguments of kept Functions that are not tensors have the same type and value as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Activated(torch.autograd.Function):
 
 
 class Told(torch.autograd.Function):
-    """Tells the type of its argument."""
+    """Its result depends on the type of its argument."""
 
     @staticmethod
     def forward(ctx, x, value):
@@ -167,7 +167,7 @@ def test_a_tensor_inside_of_an_argument_is_refused_by_name(name: str) -> None:
 
 
 class Last(torch.autograd.Function):
-    """Reads in NumPy where a sequence ends."""
+    """Finds the end of a sequence with NumPy."""
 
     @staticmethod
     def forward(ctx, x, length):

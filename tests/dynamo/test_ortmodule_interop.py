@@ -1,4 +1,4 @@
-"""ORTModule and torch.compile(backend="torch2ort") beside each other, and in each other."""
+"""ORTModule and torch.compile(backend="torch2ort") beside each other, and nested."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_ortmodule_of_what_is_compiled_is_refused() -> None:
 
 
 class Branching(torch.nn.Module):
-    """Asks for a value."""
+    """Branches on a value."""
 
     def forward(self, x):
         return x.sin() if x.sum() > 0 else x.cos()

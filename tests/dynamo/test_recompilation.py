@@ -1,4 +1,4 @@
-"""A change between two calls is seen through torch.compile where dynamo notices it at all."""
+"""A change between two calls takes effect through torch.compile where dynamo guards on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch2ort.compile_report(): which graphs there are, why they broke, and what runs where."""
+"""torch2ort.compile_report(): the graphs, the reasons of graph breaks, and where operators run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forward does to a tensor's state in autograd, or to torch for a while, is eager's or refused."""
+"""Changes of a tensor's autograd state or of torch's modes in forward: as in eager PyTorch, or refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X = torch.arange(8.0).reshape(2, 4) / 7
 
 
 class Doubles(TorchDispatchMode):
-    """Whatever tanh gives, twice."""
+    """Twice the tanh of its argument."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""What forward does beside computing is there after each call as in eager PyTorch, or is refused by name."""
+"""Side effects of forward occur in each call as in eager PyTorch, or are refused by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def body(exports: int = 1, **attributes: Any) -> Any:
-    """Register a forward, what its model holds, and how many graphs four equal calls need."""
+    """Register a forward, its model's attributes, and the number of graphs that four equal calls need."""
 
     def register(function: Any) -> Any:
         BODIES[function.__name__] = (function, attributes, exports)
@@ -52,13 +52,13 @@ def body(exports: int = 1, **attributes: Any) -> Any:
 
 
 def made(name: str) -> nn.Module:
-    """The model of a body, from the same start each time."""
+    """The model of a body, with the same initial weights each time."""
     function, attributes, _ = BODIES[name]
     torch.manual_seed(0)
     return Model(function, **copy.deepcopy(attributes))
 
 
-# --- what is left
+# --- effects that a call leaves
 
 
 @body()
@@ -222,7 +222,7 @@ def leaves_its_input_and_its_weight(m, h):
 
 
 def state(model: nn.Module) -> dict[str, Any]:
-    """What the body left on its model."""
+    """The attributes that the body set on its model."""
     own = {"training", "body", "layer"}
     found = {
         name: vars(value) if isinstance(value, (Box, types.SimpleNamespace)) else value
@@ -234,12 +234,12 @@ def state(model: nn.Module) -> dict[str, Any]:
 
 
 def loss_of(output: torch.Tensor, left: list[torch.Tensor]) -> torch.Tensor:
-    """A loss of the output and of all that was left by this call."""
+    """A loss of the output and of all tensors that this call left."""
     return output.sum() + sum(3 * t.square().sum() for t in left if t.requires_grad)
 
 
 def step(model: nn.Module, number: int, left_before: list[torch.Tensor]) -> dict[str, Any]:
-    """A training step with what is to be equal of it."""
+    """The results of a training step that are compared."""
     torch.manual_seed(number)
     model.zero_grad()
     output = model(torch.randn(3, 4))
@@ -511,11 +511,11 @@ def test_nothing_of_a_step_lives_on_in_the_guards():
     assert first() is None
 
 
-# --- what is refused
+# --- effects that are refused
 
 
 def refused(remedy: str, at: int = 1, **attributes: Any) -> Any:
-    """Register a forward that is refused in the line ``at`` behind its first, and what is said of it."""
+    """Register a forward that is refused in the line ``at`` behind its first, and the end of the message."""
 
     def register(function: Any) -> Any:
         REFUSED[function.__name__] = (function, attributes, at, remedy)
@@ -648,7 +648,7 @@ def takes_the_next_of_an_iterator(m, h):
     return h * next(m.steps)
 
 
-if sys.version_info < (3, 14):  # whose cycles do not show where they are
+if sys.version_info < (3, 14):  # from 3.14 on a cycle does not expose its position
 
     @refused(f"draws from Model.steps, a cycle, {TAKES}", steps=itertools.cycle([1, 2, 3]))
     def takes_the_next_of_a_cycle(m, h):
@@ -865,7 +865,7 @@ def test_a_write_to_a_tensor_that_is_no_buffer_is_refused():
     "run", [lambda model: torch2ort.ORTModule(model)(X), lambda model: torch2ort.export(model, X)]
 )
 def test_a_write_of_a_module_in_a_list_is_refused(run):
-    """A batch normalization in training counts in a buffer, which is no buffer of the model."""
+    """A batch normalization in training mode counts in a buffer, which is not one of the model's buffers."""
 
     def normalizes(m, h):
         return m.norms[0](h)

@@ -1,4 +1,4 @@
-"""Questions of forward about an argument beside its values: a graph of its own, or refused by name."""
+"""Queries of forward about an argument's metadata lead to a graph of their own, or are refused by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.comparison import assert_same
 
 
 class Asks(nn.Module):
-    """Computes by the answer to a question about its argument."""
+    """Its result depends on a query about its argument."""
 
     def __init__(self, asks: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_a_parameter_of_the_model_is_a_leaf_in_each_call():
 
 
 class Retains(nn.Module):
-    """Keeps the gradient of what it computes, or of its argument, where that does nothing."""
+    """Calls retain_grad on its result, or on its argument, where that has no effect."""
 
     def __init__(self, *, of_argument: bool) -> None:
         super().__init__()

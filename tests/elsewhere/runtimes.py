@@ -1,4 +1,4 @@
-"""Runtimes beside ONNX Runtime, and the models that they run.
+"""Runtimes other than ONNX Runtime, and the models that they run.
 
 ``python -m tests.elsewhere.runtimes`` prints the table of docs/files.md.
 """
@@ -25,13 +25,13 @@ _ROOT = Path(__file__).parents[2]
 
 
 def _module(path: str) -> Any:
-    """A file of the benchmarks or examples, whose folders nobody else imports from."""
+    """Import a file of the benchmarks or examples, whose folders are not packages."""
     name = path.rpartition("/")[2]
     spec = importlib.util.spec_from_file_location(name, _ROOT / f"{path}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # A class is found by the name of its module.
+    # torch2ort resolves a class by the name of its module.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -41,12 +41,12 @@ _file_models, _portable_models = map(_module, ("benchmarks/_file_models", "bench
 
 Array = np.ndarray[Any, Any]
 
-# onnx 1.23's evaluator takes GatherElements for one of equal sizes; it fails on torch.onnx's files alike.
+# onnx 1.23's evaluator assumes equal sizes in GatherElements; it fails on torch.onnx's files, too.
 EVALUATOR_FAILS = frozenset({"ALBERT", "BERT", "ELECTRA", "RoBERTa", "examples/sparse_attention.py"})
 
 
 def openvino(model: onnx.ModelProto, x: torch.Tensor) -> Array:
-    """The first output in OpenVINO, in float32; it knows no local functions."""
+    """The first output in OpenVINO, in float32; OpenVINO does not support local functions."""
     import openvino
 
     core = openvino.Core()
@@ -104,7 +104,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 
 
 def difference(model: str, runtime: str) -> float:
-    """The largest difference of a runtime's result from eager PyTorch's, of the largest number there."""
+    """The largest difference from eager PyTorch, relative to the largest number of its result."""
     torch.manual_seed(1)
     made, x = MODELS[model]()
     made.eval()

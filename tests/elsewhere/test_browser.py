@@ -1,4 +1,4 @@
-"""Files run in onnxruntime-web under headless Chromium, and give what eager PyTorch gives."""
+"""Files run in onnxruntime-web under headless Chromium with eager PyTorch's results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = (
     *("perceptron, with Functions", "transformer, with Functions", "ConvNet"),
     *("ResNet", "U-Net", "ViT", "BERT", "Llama", "GPT-2", "LSTM"),
 )
-# Of the largest number of a result.
+# Tolerance relative to the largest number of a result.
 BOUND = 1e-4
 
 pytestmark = NEEDS_BROWSER

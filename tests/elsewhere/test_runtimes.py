@@ -1,4 +1,4 @@
-"""Files run in other runtimes, and give what eager PyTorch gives."""
+"""Files run in other runtimes with eager PyTorch's results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.elsewhere.runtimes import EVALUATOR_FAILS, MODELS, difference
 
-# Of the largest number of a result.
+# Tolerance relative to the largest number of a result.
 BOUND = 1e-4
 FIRST = ("transformer, with Functions", "examples/reversible_layers.py", "ResNet", "Llama", "LSTM")
 CHOSEN = [name if name in FIRST else pytest.param(name, marks=pytest.mark.long) for name in MODELS]

@@ -1,4 +1,4 @@
-"""Other tools' simplifiers over files: little is left to find, and `load` refuses what they changed."""
+"""Simplifiers of other tools find little to remove from files, and `load` refuses files that they changed."""
 
 from __future__ import annotations
 

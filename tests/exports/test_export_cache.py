@@ -1,4 +1,4 @@
-"""A hit gives what a fresh export gives, without exporting; what could be wrong is a miss or a bypass."""
+"""A hit gives a fresh export's results without exporting; a doubtful case is a miss or a bypass."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def entries(cache: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def nothing_is_built(monkeypatch: pytest.MonkeyPatch):
-    """Call it, and from then on every export and all that differentiates is an error."""
+    """Return a function after whose call every export and every differentiation is an error."""
 
     def forbid() -> None:
         def fail(*args, **kwargs):
@@ -88,7 +88,7 @@ def test_the_folder_may_be_an_argument_or_an_option(tmp_path):
 
 
 def test_what_was_not_used_for_longest_makes_room(cache):
-    """With room for one graph of these and no more."""
+    """The limit leaves room for exactly one of these graphs."""
     sizes = (4, 5)
     torch2ort.export(torch.nn.Linear(4, 2), torch.zeros(sizes[0], 4))
     (entry,) = Store(cache).listed()
@@ -132,7 +132,7 @@ class OnColumns(torch.nn.Module):
 
 
 def large_activation(h):
-    """So large that PyTorch's kernels calculate it and its derivative."""
+    """Apply an activation so large that PyTorch's kernels compute it and its derivative."""
     return torch.nn.functional.gelu(h.repeat(1, LARGE // 4)).mean(-1, keepdim=True) * h
 
 
@@ -246,7 +246,7 @@ def test_a_size_that_no_process_has_seen_is_a_hit_once_it_is_known_to_vary(cache
 
 
 def unpooled(h):
-    """Its indices are compared with a size that no tensor has, which must not vary."""
+    """Unpool; the indices are compared with a size that no tensor has, which must not vary."""
     places = h.detach().argsort(1) * 2
     return torch.nn.functional.max_unpool1d(h, places, 2)
 
@@ -260,7 +260,7 @@ def test_that_an_export_for_varying_sizes_fails_is_known_to_the_next_process(cac
 
 
 def test_who_asks_for_varying_sizes_is_told_the_present_error(cache, nothing_is_built):
-    """Not one that is remembered."""
+    """The error is that of the present call, not one from the cache."""
     assert_trains_like_eager(OnColumns(unpooled), [(torch.randn(4, n),) for n in (4, 6)], steps=2)
     shapes = {"x": {1: torch.export.Dim.AUTO}}
     for _ in range(2):
@@ -305,7 +305,7 @@ def test_an_output_that_is_a_class_comes_back_as_that_class(cache):
 
 
 def exported_from(source: str, **settings) -> tuple[torch2ort.ExportedModel, torch.nn.Module, torch.Tensor]:
-    """An export of the model that ``source`` makes, the model, and what it gives for X."""
+    """An export of the model that ``source`` makes, the model, and its result for X."""
     with imported(source) as module:
         model = module.make()
         exported = torch2ort.export(model, X, **settings)
@@ -334,7 +334,7 @@ def test_a_changed_source_is_a_miss_with_the_new_result(cache, before, after):
 
 
 def test_a_function_changed_behind_its_site_is_the_new_one(cache):
-    """The graph only names it, so the graph of a changed constant in it looks the same."""
+    """The graph only names the Function, so a changed constant in it does not change the graph."""
     first, _, _ = exported_from(SOURCE)
     other, _, expected = exported_from(changed("return 1.0\n", "return 1.5\n"))
     assert not other.cache.hit

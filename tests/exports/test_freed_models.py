@@ -1,4 +1,4 @@
-"""An export keeps nothing of its model alive once the model, and what came of it, are gone."""
+"""An export keeps nothing of its model alive once the model and its results are gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch2ort.runtime import version
 
 
 class Scaled(torch.autograd.Function):
-    """Gets a module as an argument, which its site holds."""
+    """Takes a module as an argument, which its site holds."""
 
     @staticmethod
     def forward(ctx, x, layer):

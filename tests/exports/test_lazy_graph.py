@@ -1,4 +1,4 @@
-"""The ONNX graph of a model that trains, which is made when somebody asks for it."""
+"""The ONNX graph of a model that trains, which is built on first access."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.comparison import assert_same
 
 
 class Replaced(nn.Module):
-    """It trains nothing that its output depends on, and reads no old value of one buffer."""
+    """No parameter affects its output, and it overwrites one buffer without reading it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def test_a_buffer_that_is_replaced_is_eagers_where_no_output_requires_a_gradient
 
 
 class Normalized(nn.Module):
-    """It updates running statistics by an operator whose schema does not tell that it writes."""
+    """Updates running statistics by an operator whose schema does not declare the write."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Exports of training mode: plain ONNX in the file, eager's random numbers in a session of torch2ort's."""
+"""Exports of training mode: plain ONNX in the file, eager's random numbers in a torch2ort session."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SEED = 7
 
 
 def operators(exported: torch2ort.ExportedModel) -> list[str]:
-    """The operators of a graph in order, those of other domains by their domains, constants left out."""
+    """The operators of a graph in order, those of other domains with their domains, without constants."""
     names = [f"{n.domain}::{n.op_type}".removeprefix("::") for n in exported.proto.graph.node]
     return [name for name in names if name != "Constant"]
 
 
 def fresh() -> nn.Module:
-    """A module as PyTorch makes it, in training mode."""
+    """A new module, in PyTorch's default training mode."""
     return nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3), nn.Sigmoid(), nn.Dropout(), nn.BatchNorm1d(3))
 
 
 def seeded(call: Callable[..., Any], *args: torch.Tensor) -> tuple[Any, torch.Tensor]:
-    """What a call returns behind a seed, and the state that it leaves the generator in."""
+    """The result of a call after seeding, and the state in which it leaves the generator."""
     torch.manual_seed(SEED)
     return call(*args), torch.get_rng_state()
 
@@ -56,7 +56,7 @@ def assert_calls_like_eager(
 
 
 def plain(exported: torch2ort.ExportedModel, path: Path, *args: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What a session that knows nothing of torch2ort makes of the saved file, by the outputs' names."""
+    """The results of the saved file in a plain onnxruntime session, by the outputs' names."""
     exported.save(path)
     session = onnxruntime.InferenceSession(path)
     names = [value.name for value in session.get_outputs()]
@@ -275,7 +275,7 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "beside Functions": lambda x: torch.cat(
         [Noise.apply(x), F.dropout(x), Noise.apply(x), F.dropout(x, 0.2)]
     ),
-    "one that nobody reads": lambda x: (F.dropout(x), F.dropout(x, 0.2))[1],
+    "one that is unused": lambda x: (F.dropout(x), F.dropout(x, 0.2))[1],
     "of a constant": lambda x: x * F.dropout(torch.ones(8, 6)),
     "of rows and columns exchanged": lambda x: F.dropout(x.transpose(0, 1), 0.3),
     "with its mask": lambda x: torch.native_dropout(x, 0.5, True),

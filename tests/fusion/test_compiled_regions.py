@@ -1,4 +1,4 @@
-"""A region is compiled once a machine, and compared with PyTorch's kernels before it is used."""
+"""A region is compiled once per machine, and compared with PyTorch's kernels before it is used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch2ort.kernels.functions import encode_call
 from torch2ort.sizes.expressions import parse
 
 pytestmark = [
-    # A compiler on a full machine.
+    # A compiler on a busy machine may need minutes.
     pytest.mark.timeout(600),
 ]
 compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles with g++")
@@ -130,7 +130,7 @@ NORM = encode_call(
 )
 VIEW = encode_call(torch.ops.aten.reshape.default, [{"tensor": 0}, [{"size": 0}]], {}, random=False)
 SUM = encode_call(torch.ops.aten.sum.dim_IntList, [{"tensor": 0}, [0, 1]], {}, random=False)
-# Normalised rows, all in one dimension, and a sum over what varies.
+# Normalised rows, all in one dimension, and a sum over a dimension that varies.
 VARYING = encode_region(
     [(torch.float32, (N, 3, 4))],
     [(TANH, [0], ()), (NORM, [1], ()), (VIEW, [2], (12 * N,)), (SUM, [1], ())],
@@ -138,7 +138,7 @@ VARYING = encode_region(
 )
 
 
-# A batch's statistics, which are divided by one less than there are numbers.
+# A batch's statistics, divided by one less than the number of elements.
 STATISTICS = encode_call(
     torch.ops.aten._native_batch_norm_legit_functional.default,
     [*({"tensor": i} for i in (0, 1, 1)), {"tensor": 2}, {"tensor": 2}, True, 0.1, 1e-5],
@@ -264,7 +264,7 @@ print(*(w.message for w in warned if w.category is torch2ort.Torch2OrtWarning), 
 
 
 def without_programs(folder, **environment):
-    """What a process warns of that finds no program at all, so that it has no compiler."""
+    """Return the warnings of a process with an empty PATH, which has no compiler."""
     run = subprocess.run(
         [sys.executable, "-c", ELSEWHERE, folder],
         env={

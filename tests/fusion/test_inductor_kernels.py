@@ -1,4 +1,4 @@
-"""Of the module that inductor writes, kernels and their calls are taken, and nothing else runs."""
+"""Kernels and their calls are extracted from the module that Inductor writes; nothing else of it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KERNEL = '#include <cstdint>\nextern "C"  void  kernel(const float* a, float* b)
 
 
 def module(body: str, *, types: str = "['const float*', 'float*']", kernel: str = KERNEL) -> str:
-    """A module as inductor writes it, with ``body`` for what it calls."""
+    """A module as Inductor writes it, with ``body`` as its calls."""
     lines = "\n".join(f"        {line}" for line in body.splitlines())
     return f"""
 raise RuntimeError("nobody runs this")

@@ -1,4 +1,4 @@
-"""A node calls a region's library in C++: with memory of the runtime, without Python, its lock or torch."""
+"""A node calls a region's library in C++: on the runtime's memory, without Python, the GIL or torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ pytestmark = [
 ]
 
 aten = torch.ops.aten
-# What source.py writes, by hand: functions of one input of six floats and two outputs, six floats and bools.
+# Handwritten code in the form that source.py writes: functions of one input of six floats, with two outputs,
+# six floats and six bools.
 LIBRARY = """
 #include <cstdint>
 #include <cstring>
@@ -71,11 +72,11 @@ def call(operator, *arguments):
     return encode_call(operator, arguments, {}, random=False)
 
 
-# As text what `twice` computes.
+# The computation of `twice` as a region's text.
 DOUBLED, IS_NAN = call(aten.mul.Tensor, {"tensor": 0}, 2), call(aten.ne.Tensor, {"tensor": 0}, {"tensor": 1})
 TWICE = encode_region([(torch.float32, (2, 3))], [(DOUBLED, [0], ()), (IS_NAN, [1, 1], ())], [1, 2])
 
-# The same of any number of rows.
+# The same for any number of rows.
 ROWS = encode_region([(torch.float32, (parse("n0"), 3))], [(DOUBLED, [0], ()), (IS_NAN, [1, 1], ())], [1, 2])
 
 
@@ -163,7 +164,7 @@ def test_a_function_that_gives_up_is_an_error(region):
 
 
 def refusal(sizes: tuple[int, ...], wanted: str) -> str:
-    """What is said of a tensor of other sizes than those that are wanted."""
+    """The message for a tensor of other sizes than the wanted ones."""
     return (
         f"tensor 0 of a fused region is torch.float32 of shape {list(sizes)}, but it was compiled for "
         f"torch.float32 of shape {wanted}, contiguous. A Function of the model gave another shape or type "

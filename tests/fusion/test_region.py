@@ -1,4 +1,4 @@
-"""A region is a text that says all that it computes."""
+"""A region is a text that describes its whole computation."""
 
 from __future__ import annotations
 

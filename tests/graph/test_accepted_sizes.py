@@ -1,4 +1,4 @@
-"""A call of other sizes than a graph accepts is refused by a sentence that says what to do."""
+"""A call with sizes that a graph does not accept is refused by a message that says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of later opsets in files, and the nodes that torch2ort's sessions run in their places."""
+"""Operators of later opsets in files, and the nodes that torch2ort sessions run in their place."""
 
 from __future__ import annotations
 

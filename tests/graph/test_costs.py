@@ -1,4 +1,4 @@
-"""What nodes cost is what torch's own counter says, and bytes are those of their tensors."""
+"""The costs of nodes: FLOPs as torch's own counter gives them, and the bytes of their tensors."""
 
 from __future__ import annotations
 

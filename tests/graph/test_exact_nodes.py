@@ -1,4 +1,4 @@
-"""A file has operators of ONNX alone, and a session of torch2ort's gives eager's results and errors."""
+"""A file contains ONNX operators alone, and a torch2ort session gives eager PyTorch's results and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch2ort.graph.exact_nodes import NAN_META, REFINED_META
 
 
 def special(dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Windows with NaN, of minus infinity alone, and of plain numbers."""
+    """Windows with NaN, of minus infinity alone, and of finite numbers."""
     x = torch.arange(64, dtype=dtype).reshape(1, 1, 8, 8)
     x[0, 0, 0, 1] = math.nan
     x[0, 0, 2:4, 2:4] = -math.inf
@@ -87,7 +87,7 @@ def test_a_gate_is_a_sigmoid_and_exact_where_that_is_small(name: str) -> None:
 
 
 def numbers(dtype: torch.dtype) -> torch.Tensor:
-    """Rows with NaN, with infinities, and of plain numbers."""
+    """Rows with NaN, with infinities, and of finite numbers."""
     rows = [[1, math.nan, 3, math.nan], [math.inf, 2, -math.inf, 1], [-math.inf] * 4, [0, -0.0, 2, -1]]
     return torch.tensor(rows, dtype=dtype)
 
@@ -169,7 +169,7 @@ def test_a_gelu_that_another_tool_changed_is_computed_as_it_stands(tmp_path: Pat
 
 
 class Looked(nn.Module):
-    """Rows of a table, then elements of them, by indices that may lie outside."""
+    """Rows of a table, then elements of them, by indices that may be out of range."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a file has computed of its weights, and what it leaves alone."""
+"""Values of weights alone that an export computes in advance, and those that it leaves to the session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch2ort
 
 
 class Normalized(nn.Module):
-    """A layer, its batch normalization, and what comes between them."""
+    """A layer, its batch normalization, and the operators between them."""
 
     def __init__(self, layer: nn.Module, norm: nn.Module, between=lambda h: h) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def test_a_value_of_weights_alone_is_computed(name: str) -> None:
 
 
 class Positioned(nn.Module):
-    """Rows of a table that a buffer numbers."""
+    """Rows of a table, whose indices are a buffer."""
 
     def __init__(self, positions: torch.Tensor) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ def test_an_index_that_lies_outside_is_refused_out_of_the_cache(tmp_path: Path) 
 
 
 class Resized(nn.Module):
-    """An image of weights at the size that the input has."""
+    """A parameter that is an image, resized to the size of the input."""
 
     def __init__(self, mode: str, first: float = 0.5) -> None:
         super().__init__()

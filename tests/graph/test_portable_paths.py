@@ -1,4 +1,4 @@
-"""A file says where its nodes come from, and nothing of the machine that it was made on."""
+"""A file records the source lines of its nodes, and nothing of the machine that made it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file has operators of ONNX where a session of torch2ort's runs PyTorch's kernels."""
+"""A file contains ONNX operators where a torch2ort session runs PyTorch's kernels."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_an_operator_that_onnx_lacks_is_told_with_its_line() -> None:
 
 
 def changed_mark(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the call of a kernel that a file's only mark holds."""
+    """Change the kernel call in a file's only mark."""
     model = onnx.load(file)
     (mark,) = [p for node in model.graph.node for p in node.metadata_props if p.key == REFINED_META]
     record = json.loads(mark.value)

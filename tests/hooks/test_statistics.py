@@ -17,7 +17,7 @@ from torch2ort.hooks.statistics_records import read, statistics, steps
 
 
 class Model(torch.nn.Module):
-    """A module that runs twice, one that writes in place, one that returns more than a tensor."""
+    """A module that runs twice, one that writes in place, one that returns several tensors."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ def test_each_module_and_the_model_are_there_forward_and_backward(runs):
     ]
     modules += [("many", 0, 0), ("many", 0, 1)]
     expected = {(direction, *module) for direction in ("forward", "backward") for module in modules}
-    # What writes in place returns its argument, whose gradient is that of the module before.
+    # A module that writes in place returns its argument, whose gradient is that of the module before it.
     assert found == expected | {("forward", "body.1", 0, 0)}
 
 

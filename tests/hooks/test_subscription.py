@@ -23,7 +23,7 @@ class Found:
 
 
 class See(torch.autograd.Function):
-    """Notes a number of a tensor in each step, and of its gradient."""
+    """Records a number of a tensor in each step, and of its gradient."""
 
     @staticmethod
     def forward(ctx, x, name, number):
@@ -47,7 +47,7 @@ class Watching(SubscriberBase):
 
 
 class Changing(SubscriberBase):
-    """Changes what modules get and give, by operators."""
+    """Changes the inputs and outputs of modules, by operators."""
 
     def pre_forward_module_apply_impl(self, run_ctx, module, args, kwargs):
         return (args[0] + 1,), kwargs

@@ -1,4 +1,4 @@
-"""Nested data for the tests: classes, a generator, and comparisons that know nothing of optree."""
+"""Nested data for the tests: classes, a generator, and comparisons that do not depend on optree."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Frozen:
 
 @dataclasses.dataclass
 class Derived:
-    """Has a field that is no argument, and an attribute that is no field."""
+    """Has a field that is not an argument, and an attribute that is not a field."""
 
     parts: Any
     extra: Any = dataclasses.field(init=False, default=None)
@@ -179,7 +179,7 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def same_constant(a: Any, b: Any) -> bool:
-    """Tell whether two constants, keys or labels have one type and value."""
+    """Return True if two constants, keys or labels have the same type and value."""
     if type(a) is not type(b):
         return False
     if isinstance(a, tuple | list):
@@ -190,7 +190,7 @@ def same_constant(a: Any, b: Any) -> bool:
 
 
 def same(a: Any, b: Any, same_tensor: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
-    """Tell whether two structures are equal in every class, key, constant and detail."""
+    """Return True if two structures are equal in every class, key, constant and detail."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Containers that optree does not open by itself: what is kept of them, and what is refused."""
+"""Containers that optree does not open by itself: the parts that are kept, and those that are refused."""
 
 from __future__ import annotations
 

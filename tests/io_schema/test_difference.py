@@ -1,4 +1,4 @@
-"""The sentence on the first difference of two schemas."""
+"""The message about the first difference of two schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table in docs/io_schema.md says what is so."""
+"""The table in docs/io_schema.md is true."""
 
 from __future__ import annotations
 

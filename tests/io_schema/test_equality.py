@@ -1,4 +1,4 @@
-"""When two schemas are equal: exactly then ``match`` accepts, ``difference`` is silent and hashes agree."""
+"""Equality of schemas: exactly then ``match`` accepts, ``difference`` is empty and hashes agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be flattened or built: a SchemaError that says where, what, and what to do."""
+"""Data that cannot be flattened or built raises a SchemaError with the place, the cause and a remedy."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_a_registered_class_that_takes_itself_apart_in_another_way_is_refused() 
     optree.unregister_pytree_node(Changing, namespace="torch2ort")
 
 
-# --- what has no JSON form
+# --- schemas without a JSON form
 
 
 class Key:
@@ -265,7 +265,7 @@ def test_what_has_no_form_is_named_with_its_path(data: Any, message: str) -> Non
     assert str(caught.value) == message
 
 
-# --- texts that are something else
+# --- texts that are not a schema
 
 
 def test_another_version_is_refused() -> None:
@@ -361,5 +361,5 @@ def test_a_damaged_form_raises_only_schema_error(data: st.DataObject) -> None:
 @given(st.integers(0, len(_EXAMPLE) - 1), st.integers(0, len(_EXAMPLE) - 1))
 def test_a_text_with_a_part_missing_raises_only_schema_error(start: int, end: int) -> None:
     text = _EXAMPLE[:start] + _EXAMPLE[end:]
-    with contextlib.suppress(SchemaError):  # a few are whole
+    with contextlib.suppress(SchemaError):  # a few texts are still valid
         assert isinstance(io_schema.Schema.from_json(text), io_schema.Schema)

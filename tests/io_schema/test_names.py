@@ -1,4 +1,4 @@
-"""The names that tensors get: the path joined by ``_``, and never the same name twice."""
+"""The names of tensors: the path joined by ``_``, and never the same name twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was flattened can be built again: the same structure, and the same tensors, not copies of them."""
+"""Flattened data can be built again: the same structure, and the same tensors, not copies of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments by the names that a callable gives them, and a call that passes them again."""
+"""Arguments by the names of a callable's parameters, and a call that passes them again."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_call_that_python_refuses_is_refused(function: Any, args: Any, kwargs:
 
 
 def test_a_keyword_is_no_positional_only_argument() -> None:
-    # Python 3.13.0's own inspect.Signature takes it.
+    # The inspect.Signature of Python 3.13.0 itself accepts it.
     with pytest.raises(TypeError) as caught:
         bind(options, x=1)
     assert str(caught.value) == "'x' parameter is positional only, but was passed as a keyword"
@@ -251,7 +251,7 @@ _values = st.sampled_from([None, True, 0.5, 1.5, 2, (1, 0.5), [T], Batch(T, 1), 
 
 
 def _call(draw: st.DrawFn, function: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments that `function` takes."""
+    """Return arguments that `function` accepts."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     by_position = True

@@ -1,4 +1,4 @@
-"""A call of an operator that a graph holds is the call that the model made."""
+"""An operator call that is encoded in a graph equals the call that the model made."""
 
 from __future__ import annotations
 

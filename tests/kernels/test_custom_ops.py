@@ -21,7 +21,7 @@ ops = torch.ops.kernels_tests
 
 
 class Model(torch.nn.Module):
-    """Something between two layers, and a buffer."""
+    """A function between two layers, and a buffer."""
 
     def __init__(self, body) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_autocast_is_eagers(product) -> None:
 
 
 class NoGradient(torch.autograd.Function):
-    """Gives none, whatever arrives."""
+    """Returns no gradient, whatever gradient arrives."""
 
     @staticmethod
     def forward(ctx, x):
@@ -319,7 +319,7 @@ def cached(tmp_path, monkeypatch) -> None:
 
 
 class Sine(torch.nn.Module):
-    """Found by another process, too."""
+    """A Function that another process finds, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ class Sine(torch.nn.Module):
         return own.sine(torch.ops.kernels_tests.halves(self.layer(x))[0]).exp()
 
 
-# Of processes of their own, as what tests of this one have registered is part of an entry's key.
+# In processes of their own, as operators that other tests of this process registered are part of a key.
 _ONE = """
 import torch, torch2ort
 from tests.kernels.test_custom_ops import Sine

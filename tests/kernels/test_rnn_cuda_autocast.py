@@ -1,4 +1,4 @@
-"""A recurrent net on a GPU under autocast is refused by name; tensors are fake."""
+"""A recurrent net on a GPU under autocast is refused by name; the tensors are fake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def called_with(device: str) -> list[object]:
 
 @pytest.fixture
 def autocast() -> Iterator[None]:
-    """As it is inside of ``torch.autocast("cuda")``, which a PyTorch without CUDA does not switch on."""
+    """Set the state of ``torch.autocast("cuda")``, which a PyTorch without CUDA does not enable."""
     before = torch.is_autocast_enabled("cuda")
     torch.set_autocast_enabled("cuda", True)
     yield

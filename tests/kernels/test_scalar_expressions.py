@@ -1,4 +1,4 @@
-"""Numbers that Python computes of those in tensors."""
+"""Numbers that Python code computes from values in tensors."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Saves(Function):
 
 
 class Notes(Function):
-    """Keeps tensors as attributes of ctx, its output among them: a cycle in eager PyTorch."""
+    """Stores tensors as attributes of ctx, its output among them: a cycle in eager PyTorch."""
 
     @staticmethod
     def forward(ctx, x):
@@ -52,7 +52,7 @@ class Marks(Function):
 
 
 class Unmaterialized(Function):
-    """Has outputs of which one has no use, and so no gradient."""
+    """Has an output that is unused and so has no gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -100,7 +100,7 @@ class RunsAgain(Function):
 
 
 class KeepsGraph(Function):
-    """Keeps a graph of autograd's, made in forward, for its backward."""
+    """Keeps an autograd graph from forward for its backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -142,7 +142,7 @@ class WritesInPlace(Function):
 
 
 class GivesViews(Function):
-    """Returns a view of what it was given."""
+    """Returns a view of its argument."""
 
     @staticmethod
     def forward(ctx, x):

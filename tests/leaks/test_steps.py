@@ -21,7 +21,7 @@ from tests.support.sweeps import thinned
 from torch2ort import optim
 from torch2ort.artifacts import TrainingSession
 
-# Above what a measurement is in error by, and below what a tensor takes.
+# Above the error of a measurement, and below the size of a tensor.
 NOTHING = 128
 
 Step = Callable[[], object]
@@ -50,7 +50,7 @@ def snippets(*names: str) -> Step:
 
 
 class Layered(nn.Module):
-    """A Linear, so that a gradient passes through what is behind it."""
+    """A Linear in front of a function, so that a gradient passes through the function."""
 
     def __init__(self, layer: Any, width: int) -> None:
         super().__init__()

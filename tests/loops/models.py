@@ -34,7 +34,7 @@ class Gated(torch.nn.Module):
 
 
 class Layer(torch.nn.Module):
-    """Its Functions keep weights for their backward; one weight is its own, others are of a module below."""
+    """Its Functions save weights for their backward; one weight is its own, others belong to a submodule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,12 +93,12 @@ def token_rows(count: int = 40, length: int = 8) -> list[dict[str, torch.Tensor]
 
 
 def on_onnx_runtime(model: torch.nn.Module, cache: Path, **options) -> torch2ort.ORTModule:
-    """``model`` on ONNX Runtime, which finds in ``cache`` what another test exported."""
+    """``model`` on ONNX Runtime, with a cache that shares exports between tests."""
     return torch2ort.ORTModule(model, options=torch2ort.Options(cache_dir=cache, **options))
 
 
 def ran_on_onnx_runtime(output: torch.Tensor) -> bool:
-    """Whether ``output`` was computed from what an ORTModule returned."""
+    """Return True if ``output`` was computed from an ORTModule's output."""
     waiting, seen = [output.grad_fn], set()
     while waiting:
         node = waiting.pop()

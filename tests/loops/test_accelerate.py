@@ -11,7 +11,7 @@ accelerate = pytest.importorskip("accelerate")
 
 
 def prepared(model, precision):
-    """An accelerator, and what it makes of a model, its optimizer, its data and its schedule."""
+    """An accelerator, and the model, optimizer, data and schedule that it has prepared."""
     accelerate.state.AcceleratorState._reset_state(True)
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -34,7 +34,7 @@ def train(accelerator, parts, batches, losses) -> None:
             losses.append((loss.item(), ran_on_onnx_runtime(output)))
 
 
-# On a CPU, "fp16" is float32 to accelerate, with no scaler; GradScaler has tests in tests/training.
+# On a CPU accelerate treats "fp16" as float32, without a scaler; tests/training tests GradScaler.
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_a_loop_with_accumulation_and_a_state_to_go_back_to(precision, tmp_path):
     found = {}
@@ -49,7 +49,7 @@ def test_a_loop_with_accumulation_and_a_state_to_go_back_to(precision, tmp_path)
         train(accelerator, parts, list(loader)[:6], losses)
         accelerator.save_state(tmp_path / name)
         train(accelerator, parts, accelerator.skip_first_batches(loader, 6), losses)
-        # What was trained since is trained once more from the state of then.
+        # The steps since the saved state are trained once more from that state.
         accelerator.load_state(tmp_path / name)
         train(accelerator, parts, accelerator.skip_first_batches(loader, 6), losses)
         assert {where for _, where in losses} == {name == "ort"}

@@ -27,7 +27,7 @@ class Stack(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.Sequential(wrap(Layer()), wrap(Layer()))
         self.last = torch.nn.Linear(4, 2)
-        # Runs beside DeepSpeed's own hooks.
+        # This hook runs beside DeepSpeed's own.
         self.last.register_forward_pre_hook(lambda module, given: (given[0] * 0.5,))
 
     def forward(self, x):
@@ -35,7 +35,7 @@ class Stack(torch.nn.Module):
 
 
 def started(rank: int):
-    """DeepSpeed in this process, without the operator of its own that it would compile for minutes."""
+    """DeepSpeed in this process, without its own operator, whose compilation takes minutes."""
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), DS_ACCELERATOR="cpu")
     import deepspeed
 
@@ -46,7 +46,7 @@ def started(rank: int):
 
 
 def prepared(deepspeed, stage: int, where: str, seed: int, made: list, cache: str):
-    """What DeepSpeed makes of a model whose whole, or whose layers, run on ONNX Runtime, or nothing of it."""
+    """DeepSpeed's engine of a model that runs on ONNX Runtime as a whole, layer by layer, or not at all."""
 
     def wrap(model):
         made.append(torch2ort.ORTModule(model, options=torch2ort.Options(cache_dir=cache)))
@@ -91,9 +91,9 @@ def train(rank: int, stage: int, where: str, folder: str) -> None:
         found[kind] = losses(engine, rank, 0, SAVED_AFTER)
         engine.save_checkpoint(f"{folder}/{kind}")
         found[kind] += losses(engine, rank, SAVED_AFTER, STEPS)
-    # Eager PyTorch leaves weights whole after an evaluation, until a step.
+    # Eager PyTorch leaves weights unsharded after an evaluation, until a step.
     assert (sizes_of(engine.module) == {0}) == (stage == 3 and where == "the whole")
-    # Either goes on from what the other one left.
+    # Each of the two resumes from the other's checkpoint.
     for kind, left in (("nowhere", where), (where, "nowhere")):
         engine = prepared(deepspeed, stage, kind, 2, made, folder)
         engine.load_checkpoint(f"{folder}/{left}")

@@ -1,4 +1,4 @@
-"""Lightning trains an ORTModule as it trains the model: the whole LightningModule, or the network in one."""
+"""Lightning trains an ORTModule as it trains the model: a LightningModule, or the network inside one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOINT = torch2ort.Options()
 
 
 class Learner(lightning.LightningModule):
-    """Trains a classifier, and notes losses and where they come from."""
+    """Trains a classifier, and records losses and the engine that they come from."""
 
     def __init__(self, width: int = 8, rate: float = 0.05) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class Outside(Learner):
 def learner(where: str, seed: int = 1):
     torch.manual_seed(seed)
     made = Outside() if where == "the network" else Learner()
-    # Apart from what a graph depends on.
+    # Not an attribute on which a graph depends.
     notes = []
     object.__setattr__(made, "notes", notes)
     return torch2ort.ORTModule(made, options=JOINT) if where == "the whole" else made
 
 
 def fit(where: str, precision: str, folder):
-    """Validate, train an epoch, predict, save; then a new model goes on from the file."""
+    """Validate, train an epoch, predict, save; then a new model resumes from the file."""
     data = torch.utils.data.DataLoader(rows(), batch_size=8)
 
     def trainer(epochs: int):
@@ -99,7 +99,7 @@ def fit(where: str, precision: str, folder):
 def _quiet():
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        # Of the number of workers that load data, and of the like.
+        # Warnings about the number of workers that load data, and similar ones.
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", torch2ort.Torch2OrtWarning)
         yield
@@ -174,7 +174,7 @@ def test_load_from_checkpoint_gives_other_arguments_to_the_model(tmp_path):
 
 
 class Warmed(Learner):
-    """Asks the trainer, in forward, how far it is."""
+    """Reads the trainer's progress in forward."""
 
     def forward(self, x):
         output = super().forward(x)

@@ -1,4 +1,4 @@
-"""peft's adapters train on ONNX Runtime, whether they lie inside of the ORTModule or around it."""
+"""peft's adapters train on ONNX Runtime, inside of an ORTModule or around it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_adapters_train_merge_and_are_switched_off(where, tmp_path):
     losses += without_adapters_merged_and_saved(model, tmp_path / "ort")
     expected = train(eager) + without_adapters_merged_and_saved(eager, tmp_path / "eager")
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=1e-5)
-    # Without the adapters it is the model that was given.
+    # Without the adapters it equals the original model.
     assert abs(losses[7] - losses[6]) > 1e-3
 
 

@@ -45,7 +45,7 @@ def shard(module):
 
 
 def built(kind: str, wrap):
-    """A model that FSDP parts in a way, ``wrap`` around what runs on ONNX Runtime."""
+    """A model that FSDP shards in one of several ways; ``wrap`` wraps the part that runs on ONNX Runtime."""
     torch.manual_seed(1)
     model = Stack()
     if kind == "on":
@@ -66,7 +66,7 @@ def built(kind: str, wrap):
 
 
 def train(model, rank: int, steps: int = 5):
-    """Losses, and what it learned: the whole of it."""
+    """Losses, and the trained parameters, unsharded."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(steps):

@@ -26,7 +26,7 @@ def _quiet():
 
 
 class Watching(transformers.Trainer):
-    """Notes where losses come from."""
+    """Records whether losses come from ONNX Runtime."""
 
     def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
@@ -74,7 +74,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
     [
         pytest.param({}, {}, id="plain"),
         pytest.param({"label_smoothing_factor": 0.1}, {}, id="label smoothing"),
-        # AdamW divides a gradient by its own size, and so makes steps of a rounding to bfloat16.
+        # AdamW divides a gradient by its own magnitude, so that a rounding to bfloat16 becomes a step.
         pytest.param({"bf16": True, "optim": "sgd"}, {"engine": "joint"}, id="bf16", marks=pytest.mark.long),
         pytest.param({"gradient_accumulation_steps": 2}, {}, id="accumulation", marks=pytest.mark.long),
         pytest.param({"gradient_checkpointing": True}, {}, id="checkpointing", marks=pytest.mark.long),
@@ -114,7 +114,7 @@ def test_save_resume_and_load_the_best(tmp_path, cache):
     assert best == expected
     written = json.loads((tmp_path / "whole" / "checkpoint-2" / "config.json").read_text())
     assert written["architectures"] == ["LlamaForCausalLM"]
-    # The wrapper goes on from what eager PyTorch left, and eager PyTorch from what the wrapper left.
+    # The wrapper resumes from eager PyTorch's checkpoint, and eager PyTorch from the wrapper's.
     for model, left in (
         (on_onnx_runtime(decoder(seed=7), cache), tmp_path / "eager"),
         (decoder(seed=7), tmp_path / "whole"),

@@ -1,4 +1,4 @@
-"""What loops do with PyTorch's own tools: averages of weights, and calls with other weights."""
+"""PyTorch's own tools in training loops: averages of weights, and functional calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.loops.models import Classifier, ran_on_onnx_runtime
 
 
 def averaged(model):
-    """Trains five steps beside a moving average of the weights, which runs on its own."""
+    """Train five steps beside a moving average of the weights, which runs as a model of its own."""
     torch.manual_seed(0)
     data = [torch.randn(4, 4) for _ in range(5)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -45,7 +45,7 @@ def test_gradients_of_a_functional_call_by_torch_func_are_refused():
 
     with pytest.raises(torch2ort.ExportError, match=r"^ORTModule was called inside a torch.func transform"):
         grad(loss)(weights)
-    # By autograd they are there.
+    # torch.autograd gives them.
     found = torch.autograd.grad(loss(weights), list(weights.values()))
     expected = grad(lambda w: functional_call(module.module, w, (x,)).square().mean())(weights)
     torch.testing.assert_close(dict(zip(weights, found, strict=True)), expected)

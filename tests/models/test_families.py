@@ -30,7 +30,7 @@ def loss_of(output: Any) -> torch.Tensor:
     return sum(t.square().mean() for t in tensors_of(output) if t.requires_grad)
 
 
-# One of each kind for `make test`; the transformers' like are in test_architectures.py.
+# One family of each kind for `make test`; test_architectures.py has the transformers.
 KINDS = frozenset({"actor_critic", "checked_distribution", "gcn", "glow", "neural_ode", "sparsemax", "unet"})
 REFUSED_KINDS = frozenset(
     {"deberta_v2", "detr", "fourier", "ibert", "longformer", "longt5, no mask", "lstm_packed"}
@@ -68,7 +68,7 @@ def test_family(name):
 
 
 def pattern(sentence: str) -> str:
-    """A regular expression for the whole of ``sentence``, in which ``...`` stands for anything."""
+    """A regular expression for the whole of ``sentence``, in which ``...`` matches any text."""
     return "^" + ".*".join(map(re.escape, sentence.split("..."))) + "$"
 
 

@@ -1,4 +1,4 @@
-"""Decoders take and give the caches of transformers as in eager PyTorch."""
+"""Decoders accept and return the caches of transformers as in eager PyTorch."""
 
 from __future__ import annotations
 

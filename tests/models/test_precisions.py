@@ -1,8 +1,8 @@
 """Families of models in half precision: as in eager PyTorch, or no further from float64 than eager is.
 
-What runs in PyTorch's kernels gives eager's bits, unless a kernel adds up in another order. So a value may
-differ by the bounds of its type in docs/precision.md. Where rounding adds up to more than that, it may be
-``FURTHER`` times as far from float64 as eager's own.
+Operators that run in PyTorch's kernels give eager PyTorch's bits, unless a kernel adds up in another order.
+So a value may differ by the bounds of its dtype in docs/precision.md. Where rounding adds up to more than
+that, the value may be ``FURTHER`` times as far from float64 as eager PyTorch's own.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import torch2ort
 from tests.models.families import FAMILIES
 from tests.support.comparison import tensors_of
 
-# Relative and absolute difference, as docs/precision.md has them.
+# Relative and absolute difference, from docs/precision.md.
 BOUNDS = {torch.bfloat16: (3e-2, 1e-2), torch.float16: (4e-3, 1e-3), torch.float32: (1e-4, 1e-5)}
 FURTHER = 2
-# In float16 they look for infinities, and go one way or another.
+# In float16 these branch on whether a value is infinite.
 BRANCH_IN_FLOAT16 = frozenset({"longt5", "longt5, transient global", "bart", "marian"})
 
 
 class Precision:
-    """How a model computes.
+    """The precision that a model computes in.
 
     Args:
-        dtype: of parameters, buffers and inputs.
-        autocast: what torch.autocast around the call casts to; ``None`` if there is none.
+        dtype: dtype of parameters, buffers and inputs.
+        autocast: dtype of torch.autocast around the call; ``None`` without autocast.
     """
 
     def __init__(self, dtype: torch.dtype, autocast: torch.dtype | None = None) -> None:
@@ -40,7 +40,7 @@ class Precision:
         self.rounding = dtype if autocast is None else autocast
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
-        """What a call stands in."""
+        """The context manager around a call."""
         return contextlib.nullcontext() if self._autocast is None else torch.autocast("cpu", self._autocast)
 
 
@@ -49,7 +49,7 @@ PRECISIONS = {
     "float16": Precision(torch.float16),
     "autocast": Precision(torch.float32, torch.bfloat16),
 }
-# What is exact beside them. Some kernels of mixtures of experts, and XGLM's mask, have no float64.
+# The exact precisions to compare with. Some kernels of mixtures of experts, and XGLM's mask, lack float64.
 EXACT = (Precision(torch.float64), Precision(torch.float32))
 
 
@@ -77,13 +77,13 @@ def difference(
     exact: torch.Tensor | None,
     rounds: torch.dtype,
 ) -> str:
-    """In what a value differs from eager's by more than it may; empty if in nothing."""
+    """Describe how a value differs from eager PyTorch's by more than it may; empty if it does not."""
     if actual is None or expected is None:
         return "" if actual is expected else f"{actual} is not {expected}"
     if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
         return f"{actual.dtype} {list(actual.shape)} is not {expected.dtype} {list(expected.shape)}"
     if not actual.is_floating_point():
-        # What is rounded another way may be another one's largest.
+        # Values that are rounded differently may have their maximum at another index.
         return "" if exact is not None and torch.equal(actual, expected) else "other numbers"
     relative, absolute = BOUNDS[rounds]
     if torch.allclose(actual, expected, rtol=relative, atol=absolute, equal_nan=True):
@@ -96,7 +96,7 @@ def difference(
 
 
 def exactly(name: str) -> dict[str, torch.Tensor | None]:
-    """The same step in the most exact type that the family has."""
+    """The same step in the most exact precision that the family supports."""
     for precision in EXACT:
         torch.manual_seed(0)
         model, batches = FAMILIES[name].make()
@@ -106,7 +106,7 @@ def exactly(name: str) -> dict[str, torch.Tensor | None]:
 
 
 def refusal(name: str, precision: str) -> tuple[type[Exception], str] | None:
-    """The refusal of a family."""
+    """The message with which a family is refused."""
     if precision == "float16" and name in BRANCH_IN_FLOAT16:
         return torch2ort.ExportError, "the model's Python code depends on a value inside a tensor"
     return None

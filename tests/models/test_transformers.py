@@ -10,7 +10,7 @@ from tests.support.comparison import assert_trains_like_eager
 from tests.support.sweeps import thinned
 
 OPTIMIZERS = ((torch.optim.SGD, 0.05), (torch.optim.AdamW, 1e-3))
-# Of the four, SGD without dropout and AdamW with it in `make test`.
+# Of the four, `make test` runs SGD without dropout and AdamW with it.
 TRAININGS = pytest.mark.parametrize(
     ("dropout", "optimizer", "lr"),
     thinned([(dropout, *optimizer) for dropout in (0.0, 0.1) for optimizer in OPTIMIZERS], 3),

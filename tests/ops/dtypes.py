@@ -1,4 +1,4 @@
-"""Operators over tensors of every dtype, exported and run, beside what eager PyTorch gives.
+"""Operators over tensors of every dtype, exported and run, compared with eager PyTorch.
 
 Each entry maps a name to a function of two tensors of one dtype, of shape (3, 4); the second has no zero.
 """
@@ -27,10 +27,10 @@ DTYPES = (
     torch.bfloat16,
     torch.float64,
 )
-# Of an operator in half precision, which eager computes in float32 and rounds once.
+# For an operator in half precision, which eager PyTorch computes in float32 and rounds once.
 _TOLERANCES = {torch.float16: (4e-3, 1e-3), torch.bfloat16: (3e-2, 1e-2), torch.float64: (1e-9, 1e-12)}
 
-# torch.export refuses them, though eager does not.
+# torch.export refuses these, though eager PyTorch does not.
 _UNTRACEABLE_OF_BOOLS = frozenset({"shift left, number", "shift right, number"})
 
 _I = torch.tensor([2, 0, 1])
@@ -358,12 +358,12 @@ def of_dtype(dtype: torch.dtype) -> dict[str, Binary]:
 
 
 def outcome(operators: Mapping[str, Binary], dtype: torch.dtype, run: Callable[..., Any]) -> dict[str, str]:
-    """What is not equal to eager, by the operator's name.
+    """The differences from eager PyTorch, by the operator's name.
 
     Args:
-        operators: those to run in one graph.
-        dtype: of their operands.
-        run: from a model and its operands to its results on ONNX Runtime.
+        operators: operators to run in one graph.
+        dtype: dtype of their operands.
+        run: called with a model and its operands; returns its results on ONNX Runtime.
     """
     x, y = operands(dtype)
     with warnings.catch_warnings():
@@ -380,7 +380,7 @@ def exported(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 def difference(one: Any, other: Any, dtype: torch.dtype) -> str:
-    """How the first differs from the second, if it does."""
+    """Describe how the first differs from the second; empty if it does not."""
     dtypes = {dtype, *(t.dtype for t in (other if isinstance(other, tuple) else (other,)))}
     rtol, atol = max(_TOLERANCES.get(d, (1e-5, 1e-6)) for d in dtypes if d == dtype or d.is_floating_point)
     try:
@@ -391,5 +391,5 @@ def difference(one: Any, other: Any, dtype: torch.dtype) -> str:
 
 
 def gradient(of: torch.Tensor) -> torch.Tensor:
-    """A gradient of a result's shape and dtype whose numbers differ."""
+    """A gradient of a result's shape and dtype, whose numbers differ from each other."""
     return torch.linspace(0.3, 1.7, of.numel()).reshape(of.shape).to(of.dtype)

@@ -1,4 +1,4 @@
-"""Operators that take indices, each with indices that eager takes and with some that it refuses."""
+"""Operators that take indices, each with indices that eager PyTorch accepts and with some that it refuses."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Use:
     """One use of an operator.
 
     Attributes:
-        call: gets a float tensor and an int64 tensor.
-        shape: of the float tensor.
-        index: indices that eager takes.
-        others: numbers to put in the place of the last index; eager refuses most of them.
+        call: called with a float tensor and an int64 tensor.
+        shape: shape of the float tensor.
+        index: indices that eager PyTorch accepts.
+        others: numbers to replace the last index with; eager PyTorch refuses most of them.
     """
 
     call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -27,7 +27,7 @@ class Use:
     others: tuple[int, ...]
 
     def with_last(self, number: int) -> torch.Tensor:
-        """The indices, with another number in the last place."""
+        """Return the indices, the last of which is replaced by a number."""
         index = self.index.clone()
         index.view(-1)[-1] = number
         return index
@@ -129,7 +129,7 @@ def inputs(**others: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tens
 
 
 def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call returns, or the class and the text of what it raises."""
+    """Return the result of a call, or the class and the text of the exception that it raises."""
     try:
         return call(*arguments)
     except Exception as error:

@@ -1,10 +1,10 @@
-"""Finds out which element types onnxruntime's CPU kernels take: what the package's table is made of.
+"""Finds the element types that onnxruntime's CPU kernels support, for the package's table.
 
     python -m tests.ops.kernel_types > oldest.json
     python -m tests.ops.kernel_types oldest.json
 
-The first, in an environment with the oldest onnxruntime, prints what that has; the second, in one with the
-newest, the lines of the table, of what both have.
+The first, in an environment with the oldest onnxruntime, prints the kernels of that version; the second, in
+one with the newest, prints the lines of the table, which has the kernels of both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAMES = {
         "uint64": "u8",
     }.items()
 }  # fmt: skip
-# Quantised operators come from users alone; the others hold subgraphs, sequences or text, or are no kernels.
+# Only users write quantised operators; the others have subgraphs, sequences or text, or have no kernel.
 _LEFT_OUT = frozenset(
     (
         "ConcatFromSequence", "Constant", "ConvInteger", "DeformConv", "DequantizeLinear",
@@ -54,7 +54,7 @@ _LEFT_OUT = frozenset(
         "StringSplit", "TfIdfVectorizer", "Upsample",
     )
 )  # fmt: skip
-# Their variables are of one type in every kernel.
+# All type variables of these are of one type in every kernel.
 _OF_ONE_TYPE = frozenset({"BatchNormalization", "GridSample"})
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
     "BitShift": {"direction": "LEFT"},
@@ -72,12 +72,12 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
 _GIVEN: dict[str, Any] = {
     "INT": 1, "INTS": [1], "FLOAT": 1.0, "FLOATS": [1.0], "STRING": "", "STRINGS": [""],
 }  # fmt: skip
-# Those of onnxruntime's own that exports use: all of their tensors are of one type.
+# onnxruntime's own operators that exports use: all of their tensors are of one type.
 CONTRIBUTED = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")
 
 
 def runs(node: onnx.NodeProto, inputs: Mapping[str, int], opset: int) -> bool:
-    """Whether the installed onnxruntime has a kernel for ``node``.
+    """Return True if the installed onnxruntime has a kernel for ``node``.
 
     Args:
         node: a node with all the attributes that it needs.
@@ -94,14 +94,14 @@ def runs(node: onnx.NodeProto, inputs: Mapping[str, int], opset: int) -> bool:
     try:
         model = helper.make_model(graph, opset_imports=domains, ir_version=8).SerializeToString()
         onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's have no common class
-        # A kernel that finds fault with its attributes is one.
+    except Exception as error:  # onnxruntime's exceptions have no common class
+        # A kernel that refuses its attributes exists.
         return "Exception during initialization" in str(error)
     return True
 
 
 def has_kernel(operator: str, opset: int, types: Mapping[str, str]) -> bool:
-    """The same for an operator, by the code of each of its schema's type variables."""
+    """Return True if an operator has a kernel for these element types, by its schema's type variables."""
     if operator.startswith("com.microsoft::"):
         count = 2 if operator.endswith("BiasGelu") else 1
         names = ["x", "y"][:count]
@@ -134,7 +134,7 @@ def _fixed(type_name: str) -> int:
 
 
 def _variables(schema: Any) -> dict[str, list[str]]:
-    """The types that ONNX allows for each variable of ``schema``."""
+    """The types that ONNX allows for each type variable of ``schema``."""
     return {
         constraint.type_param_str: [_NAMES[t] for t in _NAMES if t in constraint.allowed_type_strs]
         for constraint in schema.type_constraints
@@ -142,7 +142,7 @@ def _variables(schema: Any) -> dict[str, list[str]]:
 
 
 def found() -> Iterator[tuple[str, dict[str, list[str]]]]:
-    """Each operator with the types of each of its variables for which there is a kernel in every opset."""
+    """Each operator, with the types of each of its type variables that have a kernel in every opset."""
     for operator in sorted({schema.name for schema in onnx.defs.get_all_schemas_with_history()}):
         if operator in _LEFT_OUT or not onnx.defs.has(operator, OPSETS[-1]):
             continue
@@ -172,7 +172,7 @@ def _bound(operator: str, base: Mapping[str, str], variable: str, code: str) -> 
 
 
 def main() -> None:
-    """Print what the installed runtime has, or the table of what it and another have."""
+    """Print the kernels of the installed runtime, or the table of those that it shares with another."""
     mine = dict(found())
     if len(sys.argv) == 1:
         print(json.dumps(mine))

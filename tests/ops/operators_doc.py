@@ -13,8 +13,9 @@ from tests.ops.sweep import Outcome, run
 
 INTRODUCTION = """# Operators
 
-How {total} small uses of PyTorch's operators in `tests/ops` run: every one of them trains with eager's
-outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by name before the first step.
+The {total} small uses of PyTorch's operators in `tests/ops`, and where they run: each of them trains with
+eager PyTorch's outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by name before the
+first step.
 `python -m tests.ops.operators_doc` writes this page; a test keeps it up to date.
 
 - **ONNX**: {onnx} are ONNX operators in an exported graph.

@@ -1,7 +1,7 @@
 """PyTorch's own samples of its operators, run in eager PyTorch and on ONNX Runtime.
 
-``python -m tests.ops.opinfo bfloat16 export`` (or another dtype, or ``train``) prints what is not equal and
-what is refused, operator by operator.
+``python -m tests.ops.opinfo bfloat16 export`` (or another dtype, or ``train``) prints differences and
+refusals, operator by operator.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import torch2ort
 from tests.ops.dtypes import gradient
 
 HALF = (torch.bfloat16, torch.float16)
-# Those of docs/precision.md for half precision.
+# In half precision the tolerances of docs/precision.md.
 TOLERANCES = {
     torch.float32: (1e-4, 5e-5),
     torch.float64: (1e-9, 1e-11),
     torch.bfloat16: (3e-2, 1e-2),
     torch.float16: (4e-3, 1e-3),
 }
-# They draw, leave memory as it is, or have results that are unique up to signs and order only.
+# These draw, leave memory uninitialized, or have results that are unique only up to signs and order.
 _UNCOMPARABLE = (
     *("bernoulli", "normal", "multinomial", "uniform", "cauchy", "exponential", "geometric", "poisson"),
     *("rand", "dropout", "rrelu", "empty", "resize_", "as_strided", "svd", "lstsq", "eig", "lowrank"),
 )
-# PyTorch promises no order of equal values, of which samples in half precision have many.
+# PyTorch does not define the order of equal values, of which samples in half precision have many.
 _TIED = ("sort", "topk")
 SAMPLES = 4
 
@@ -68,7 +68,7 @@ class Call(torch.nn.Module):
 
 
 class _Place(int):
-    """A tensor's number, which no argument of the operator is taken for."""
+    """The position of a tensor; a class of its own, so that no integer argument is mistaken for one."""
 
 
 def _plain(result: Any) -> Any:
@@ -101,7 +101,7 @@ def _trained(call: Call, inputs: list[torch.Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class Way:
-    """How a call runs here, and how it runs in eager PyTorch."""
+    """A function that runs a call on ONNX Runtime, and one that runs it in eager PyTorch."""
 
     ours: Callable[[Call, list[torch.Tensor]], Any]
     eager: Callable[[Call, list[torch.Tensor]], Any]
@@ -112,7 +112,7 @@ WAYS = {"export": Way(_exported, _evaluated), "train": Way(_trained, _stepped)}
 
 def operators(dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
     """Name and description of each operator whose results can be compared."""
-    # Seconds, and a part of torch that not every build has: nobody who imports this file waits for it.
+    # Imported here, as it takes seconds and is not in every build of torch.
     from torch.testing._internal.common_methods_invocations import op_db
 
     left_out = _UNCOMPARABLE + (_TIED if dtype in HALF else ())
@@ -123,7 +123,7 @@ def operators(dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
 
 
 def outcomes(described: Any, dtype: torch.dtype, way: Way) -> set[str]:
-    """What is not equal to eager PyTorch: differences, or the classes of errors and what they say."""
+    """The differences from eager PyTorch, or the classes and messages of errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         samples = _samples(described, dtype, way)
@@ -134,7 +134,7 @@ def outcomes(described: Any, dtype: torch.dtype, way: Way) -> set[str]:
 
 
 def _samples(described: Any, dtype: torch.dtype, way: Way) -> list[Any]:
-    """Samples that eager PyTorch takes, spread over all that there are."""
+    """Samples that eager PyTorch accepts, spread evenly over all samples."""
     torch.manual_seed(0)
     found = list(itertools.islice(described.sample_inputs("cpu", dtype), 40))
     return [s for s in found[:: max(1, len(found) // SAMPLES)][:SAMPLES] if _is_taken(described.op, s, way)]
@@ -170,7 +170,7 @@ def _exact(call: Call, way: Way) -> Any:
 
 
 def _apart_from_exact(found: list[Any], expected: list[Any], exact: list[Any], dtype: torch.dtype) -> str:
-    """What differs from eager and from ``exact``, of whose largest number eager rounds parts, too."""
+    """Differences both from eager and from ``exact``, beyond the rounding error of its largest number."""
     said = []
     for one, other, true in zip(found, expected, exact, strict=True):
         text = _apart(one, other, dtype)
@@ -191,7 +191,7 @@ def _apart(found: Any, expected: Any, dtype: torch.dtype, beside: float = 0) -> 
 
 
 def main(dtype: torch.dtype, way: Way) -> None:
-    """Print what comes of every operator that is not equal."""
+    """Print the outcomes of each operator that differs."""
     for name, described in operators(dtype):
         for text in sorted(outcomes(described, dtype, way)):
             print(f"{name}: {text}", flush=True)

@@ -1,10 +1,10 @@
-"""Which of PyTorch's samples of operators may be refused, and by what words."""
+"""PyTorch's samples of operators that may be refused, by the words of the refusal."""
 
 from __future__ import annotations
 
 _SPECTRA = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 
-# What the error says -> the operators.
+# Words of the error -> the operators.
 EVERYWHERE: dict[str, tuple[str, ...]] = {
     "sets torch's random state": (
         "item",
@@ -40,5 +40,5 @@ OF_EXPORTS: dict[str, tuple[str, ...]] = {
         "nn.functional.linear_cross_entropy.chunked_none",
     ),
 }
-# Trained in float64 they are not equal: eager has constants of float32 in their derivatives.
+# Trained in float64 these differ: eager PyTorch has float32 constants in their derivatives.
 OF_EAGER = ("nn.functional.hardsigmoid", "nn.functional.celu")

@@ -1,8 +1,8 @@
-"""Files with PyTorch's kernels where torch.onnx.export writes operators of ONNX with eager's results.
+"""Operators that torch.onnx.export writes as correct ONNX operators, while files here call PyTorch's kernels.
 
 ``python -m tests.ops.plain_files`` runs one sample of each of PyTorch's operators and modules in float32,
-int64 and bool, and prints those that are plain and right there and not here. ``--all`` prints each that is
-not plain here, ``torch.int64`` runs one type alone.
+int64 and bool, and prints those that are plain and correct there and not here. ``--all`` prints each that is
+not plain here; ``torch.int64`` runs one dtype alone.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tests.ops import opinfo
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
 _STANDARD = frozenset({"", "ai.onnx"})
-# Plain and right by torch.onnx alone, and why.
+# Plain and correct by torch.onnx alone, and the reason.
 KNOWN = {
     "float32": {
-        # An export refuses what it reads a number for, and what draws random numbers in another order.
+        # An export refuses an operator that needs a tensor's value, or that draws in another order.
         *("item", "nn.functional.multi_head_attention_forward"),
-        # Right for this sample: it takes no account of align_corners and scales, of padding_idx, and of
+        # Correct for this sample alone: torch.onnx ignores align_corners and scales, padding_idx, and
         # windows behind the input.
         *("_upsample_bilinear2d_aa", "nn.functional.embedding_bag", "max_pool2d_with_indices_backward"),
         *("nn.functional.max_pool1d", "nn.functional.max_pool2d", "nn.functional.max_pool3d"),
     },
     "int64": {
         "item",
-        # The oldest onnxruntime has no kernels for them.
+        # The oldest onnxruntime has no kernels for these.
         *("argmax", "argmin", "masked.argmax", "masked.argmin", "max.reduction_with_dim"),
         *("min.reduction_with_dim", "nn.functional.relu"),
-        # It takes a mean for no reduction.
+        # torch.onnx confuses a mean with no reduction.
         "scatter_reduce.mean",
     },
     "bool": {"item"},
@@ -91,21 +91,21 @@ class _Sample:
 
 
 def is_plain(proto: onnx.ModelProto) -> bool:
-    """Whether a file has operators of ONNX alone."""
+    """Return True if a file contains ONNX operators alone."""
     return all(node.domain in _STANDARD for part in (proto.graph, *proto.functions) for node in part.node)
 
 
 def is_right(proto: onnx.ModelProto, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bool:
-    """Whether a plain session gives eager's results."""
+    """Return True if a plain session gives eager PyTorch's results."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     session = onnxruntime.InferenceSession(proto.SerializeToString(), settings)
     names = [value.name for value in session.get_inputs()]
-    # torch.onnx leaves out the inputs that nothing reads.
+    # torch.onnx omits unused inputs.
     by_name = dict(zip([f"tensors_{i}" for i in range(len(inputs))], inputs, strict=True))
     given = [by_name[n] for n in names] if by_name.keys() >= set(names) else inputs
     results = session.run(None, {n: t.numpy() for n, t in zip(names, given, strict=True)})
-    # Copies, as some models write to their inputs; a file gives what it wrote behind the results.
+    # Copies, as some models write to their inputs; a file returns the written inputs behind the results.
     called = model(*(tensor.clone() for tensor in inputs))
     expected = [r for r in pytree.tree_leaves(called) if isinstance(r, torch.Tensor)]
     rtol, atol = opinfo.TOLERANCES[torch.float32]
@@ -119,7 +119,7 @@ def is_right(proto: onnx.ModelProto, model: torch.nn.Module, inputs: tuple[torch
 
 
 def ours(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> str:
-    """``plain``, ``wrong`` (plain, and not eager's results in a plain session), ``kernels`` or the error."""
+    """Return ``plain``, ``wrong`` (plain, with other results than eager), ``kernels`` or the error."""
     try:
         proto = torch2ort.export(model, inputs, cache_dir=False).proto
     except torch2ort.Torch2OrtError as error:
@@ -133,7 +133,7 @@ def ours(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> str:
 
 
 def theirs(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> str:
-    """The same of torch.onnx.export."""
+    """Return the same for torch.onnx.export."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             exported = torch.onnx.export(model, inputs, dynamo=True, verbose=False, opset_version=18)
@@ -146,7 +146,7 @@ def theirs(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> str:
 
 
 def outcomes(dtype: torch.dtype) -> Iterator[tuple[str, str, str]]:
-    """Name, and what comes of it here and by torch.onnx, of each that is not plain and right here."""
+    """Yield name, outcome here and outcome by torch.onnx of each operator that is not ``plain`` here."""
     for name, model, inputs in models(dtype):
         found = ours(model, inputs)
         if found != "plain":

@@ -1,4 +1,4 @@
-"""Operators at sizes where kernels go wrong at an edge: groups, strides, dilation, odd and no elements.
+"""Operators at the edge cases of kernels: groups, strides, dilation, odd sizes and no elements.
 
 Each entry maps a name to a function of ``h``, as in :mod:`tests.ops.snippets`.
 """
@@ -13,12 +13,12 @@ import torch.nn.functional as F
 
 from tests.ops.snippets import Snippet
 
-# What lies behind the batch and the channels: one to three dimensions, none of them a power of two.
+# Sizes behind the batch and the channels: one to three dimensions, none of them a power of two.
 _SPACES = {1: (17,), 2: (5, 7), 3: (3, 5, 3)}
 
 
 def _grown(h: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Numbers of ``h``, over and over, in another shape."""
+    """The numbers of ``h``, repeated, in another shape."""
     count = int(torch.Size(shape).numel())
     return h.reshape(-1).repeat(count // h.numel() + 1)[:count].reshape(shape)
 

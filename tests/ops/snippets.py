@@ -1,4 +1,4 @@
-"""Small uses of the operators that PyTorch models are made of.
+"""Small uses of the operators that PyTorch models consist of.
 
 Each entry maps a name to a function of ``h``, a float tensor of shape (3, 6, 8) that requires a
 gradient and holds positive and negative numbers, some of them zero and some of them equal.
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 Snippet = Callable[[torch.Tensor], Any]
 
-# It has no derivative of aminmax, and its own torch.export cannot trace quantile, which reads a value there.
+# torch 2.11 lacks a derivative of aminmax, and its torch.export cannot trace quantile, which reads a value.
 TORCH_2_11 = torch.__version__.startswith("2.11.")
 
 

@@ -12,16 +12,16 @@ from tests.ops.snippets import TORCH_2_11
 
 Unary = Callable[[torch.Tensor], torch.Tensor]
 
-# Of one size, so that one graph takes them all; kernels treat many numbers in another way than few.
+# All of one size, so that one graph accepts them; kernels treat many numbers differently from few.
 _COUNT = 100
 
 
 def _often(points: list[float]) -> torch.Tensor:
-    """Points over and over."""
+    """The points, repeated."""
     return torch.tensor([points[i % len(points)] for i in range(_COUNT)])
 
 
-# Zero of both signs, whole numbers at which activations have their corners, others near, small and large.
+# Zero of both signs, whole numbers at which activations have kinks, and numbers near them, small and large.
 FINITE = _often(
     [
         0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.0, -2.0, 2.5, 3.0, -3.0, 3.0000002, -3.0000002,
@@ -30,7 +30,7 @@ FINITE = _often(
     ]
 )  # fmt: skip
 ENDLESS = _often([math.inf, -math.inf, math.nan])
-# Less than 1.2e-38: their digits are fewer.
+# Less than 1.2e-38: subnormal numbers, with fewer digits.
 SMALLEST = _often([1e-40, -1e-40, 1e-45, 1e-38, -1e-38, 0.0, -0.0, 1.0])
 _ENDS = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 1e-40, -1e-40, 3e38])
 PAIRS = tuple(t.reshape(-1).contiguous() for t in torch.meshgrid(_ENDS, _ENDS, indexing="ij"))
@@ -159,7 +159,7 @@ BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none", delta=2.0),
     "bce_with_logits": lambda x, y: F.binary_cross_entropy_with_logits(x, (y > 0).float(), reduction="none"),
 }
-# Of rows with ties, zeros, infinities, and nothing but one number.
+# Rows with ties, with zeros, with infinities, and of one repeated number.
 ROWS = torch.tensor(
     [
         [1.0, 2.0, 2.0, -1.0],
@@ -169,7 +169,7 @@ ROWS = torch.tensor(
         [0.0, 2.0, 0.0, 5.0],
     ]
 ).repeat(12, 1)[:56]
-# With numbers that are none.
+# With NaN.
 ODD_ROWS = torch.tensor(
     [
         [1.0, math.nan, 2.0, -1.0],
@@ -238,7 +238,7 @@ OF_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 if TORCH_2_11:
     del OF_ROWS["aminmax"], OF_ROWS["quantile"]
 
-# Eager's own kernels do not agree with each other, or the power of a negative number is none.
+# Eager PyTorch's own kernels disagree, or the power of a negative number is NaN.
 UNDEFINED_AT_INFINITY = frozenset({"gelu", "pow -0.5", "pow 1.5"})
 
 

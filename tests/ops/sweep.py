@@ -1,4 +1,4 @@
-"""Runs snippets eager and on ONNX Runtime and says what came of each."""
+"""Runs snippets in eager PyTorch and on ONNX Runtime, and returns the outcome of each."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one snippet.
+    """The outcome of one snippet.
 
     Attributes:
         state: ``equal`` to eager, ``refused`` with an ExportError, or ``different``.
-        detail: the error, or what differs.
+        detail: the error, or the difference.
         kernels: ATen operators that ran in PyTorch's kernels.
     """
 
@@ -58,9 +58,9 @@ def sample(step: int) -> torch.Tensor:
 
 
 def run(snippets: Mapping[str, Snippet]) -> Outcome:
-    """What came of ``snippets``, taken together as one model."""
+    """The outcome of ``snippets`` together, as one model."""
     with warnings.catch_warnings():
-        # Of PyTorch about its own snippets: deprecations, resized outputs.
+        # PyTorch's warnings about the snippets themselves: deprecations, resized outputs.
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("ignore", FutureWarning)
         eager = _steps(Several(snippets))
@@ -70,7 +70,7 @@ def run(snippets: Mapping[str, Snippet]) -> Outcome:
         except torch2ort.ExportError as error:
             return Outcome("refused", str(error))
     if isinstance(eager, str) or isinstance(actual, str):
-        # Of several, the first one alone has been seen.
+        # Of several snippets only the first error is known.
         same = actual == eager and len(snippets) == 1
         return Outcome("equal") if same else Outcome("different", f"{actual} instead of {eager}")
     for one, other in zip(actual, eager, strict=True):
@@ -83,7 +83,7 @@ def run(snippets: Mapping[str, Snippet]) -> Outcome:
 
 
 def sweep(snippets: Mapping[str, Snippet], size: int = 12) -> dict[str, Outcome]:
-    """What came of each snippet; they are run ``size`` at a time, and one by one where that fails."""
+    """The outcome of each snippet; they are run ``size`` at a time, and one by one where that fails."""
     outcomes: dict[str, Outcome] = {}
     names = list(snippets)
     for start in range(0, len(names), size):
@@ -104,7 +104,7 @@ def _run_or_fail(snippets: Mapping[str, Snippet]) -> Outcome:
 
 
 def _steps(model: torch.nn.Module) -> list[dict[str, torch.Tensor | None]] | str:
-    """What the steps give; or what PyTorch says where it has no derivative, as torch 2.11 of aminmax."""
+    """The results of the steps, or PyTorch's error for a missing derivative, as of aminmax in torch 2.11."""
     try:
         return [_step(model, i) for i in range(STEPS)]
     except RuntimeError as error:

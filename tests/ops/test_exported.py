@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import torch2ort
 from tests.support.unary_op_model import Applied, Operator
 
-# Of x, a tensor of shape (3, 6, 8).
+# Functions of x, a tensor of shape (3, 6, 8).
 CASES: dict[str, Operator] = {
     **{
         f"interpolate, {mode} with antialias, {said}, corners {corners}": (

@@ -1,4 +1,4 @@
-"""Operators in half precision on an ORTModule: eager's bits, as PyTorch's kernels run."""
+"""Operators in half precision on an ORTModule give eager PyTorch's bits, as its kernels run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _resize(mode: str, by: str, values: tuple[Any, ...]) -> dtypes.Binary:
     return lambda x, y: F.interpolate(x.reshape(1, 1, *space), mode=mode, **{by: values[-len(space) :]})
 
 
-# They depend on the form of their arguments: sizes or factors, a number that the type does not hold.
+# Operators that depend on the form of an argument: sizes or factors, a number outside of the dtype's range.
 OF_FORM: dict[str, dtypes.Binary] = {
     **{
         f"interpolate, {mode} by {by}": _resize(mode, by, values)
@@ -85,7 +85,7 @@ class Apart(torch.nn.Module):
 
 
 def outcome(operators: dict[str, dtypes.Binary], dtype: torch.dtype) -> dict[str, str]:
-    """What differs from eager in results or gradients, by the operator's name."""
+    """Differences from eager PyTorch in results or gradients, by the operator's name."""
     model, names = Apart(operators), list(operators)
     ways: list[dict[str, Any]] = []
     for module in (torch2ort.ORTModule(copy.deepcopy(model)), model):
@@ -116,7 +116,7 @@ def _difference(one: Any, other: Any) -> str:
 
 
 def _takes_gradients(operator: dtypes.Binary, dtype: torch.dtype) -> bool:
-    """Whether eager differentiates the operator with respect to both operands."""
+    """Return True if eager PyTorch differentiates the operator with respect to both operands."""
     try:
         results = operator(*(t.clone().requires_grad_() for t in dtypes.operands(dtype)))
         for result in results if isinstance(results, (tuple, list)) else (results,):

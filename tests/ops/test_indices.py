@@ -1,4 +1,4 @@
-"""An index that eager refuses is refused with eager's error, and every other counts as it does in eager."""
+"""An index that eager PyTorch refuses is refused with its error; every other has eager PyTorch's result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_indices_inside_give_what_they_give_in_eager(models, mode):
 
 
 def of_use(name, **others):
-    """The arguments of one use alone."""
+    """The arguments for one use alone."""
     tensors, indices = inputs(**others)
     return {name: tensors[name]}, {name: indices[name]}
 
@@ -44,7 +44,7 @@ def wrapped(name, training):
     return model
 
 
-# A model of its own for each use and mode, a quarter of which run.
+# A model per use and mode, of which a quarter run.
 @pytest.mark.parametrize(("name", "mode"), thinned(itertools.product(USES, MODES), 4))
 def test_another_index_does_what_it_does_in_eager(models, name, mode):
     exported = mode == "an export"
@@ -75,7 +75,7 @@ def test_every_use_trains_like_eager():
 
 
 class Proven(torch.nn.Module):
-    """Indices that lie inside whatever the tensors hold."""
+    """Indices that are in range whatever the tensors' values are."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ def test_indices_that_cannot_lie_outside_are_not_checked(training):
 
 
 class Buffered(torch.nn.Module):
-    """Positions that a later call may find changed."""
+    """Indices in a buffer that may change before a later call."""
 
     def __init__(self):
         super().__init__()

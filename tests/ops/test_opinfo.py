@@ -1,4 +1,4 @@
-"""PyTorch's own samples of its operators are equal to eager, or refused by name."""
+"""PyTorch's own samples of its operators are equal to eager PyTorch, or refused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARTS = 16
 
 
 def _refused(name: str, text: str, way: str) -> bool:
-    """Whether ``text`` is an error of torch2ort's that this operator may end in."""
+    """Return True if ``text`` is a torch2ort error that is expected of this operator."""
     of_way = (opinfo_refused.OF_EXPORTS,) if way == "export" else ()
     known = (opinfo_refused.EVERYWHERE, *of_way)
     by_name = text.startswith(("ExportError: ", "UnsupportedOperatorError: "))

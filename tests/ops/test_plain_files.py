@@ -1,4 +1,4 @@
-"""A file is plain wherever torch.onnx writes operators of ONNX with eager's results."""
+"""A file is plain wherever torch.onnx writes ONNX operators with eager PyTorch's results."""
 
 from __future__ import annotations
 

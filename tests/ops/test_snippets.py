@@ -13,7 +13,7 @@ from tests.ops.sweep import Outcome, run, sweep
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
-# torch.export cannot trace these: the size or the way of the computation depends on values in a tensor.
+# torch.export cannot trace these: the size or the path of the computation depends on values in a tensor.
 UNTRACEABLE = {"cov", "gaussian_nll_loss", "ctc_loss", *(["quantile"] if TORCH_2_11 else [])}
 REFUSED = {"fft", "complex", "stft"}
 

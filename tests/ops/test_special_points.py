@@ -1,4 +1,4 @@
-"""Values and gradients are eager's at kinks, at ties, at zero, and of very small and very large numbers."""
+"""Values and gradients are eager PyTorch's at kinks, ties, zero, and very small and very large numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def expected(group):
 def test_an_operator_is_equal_to_eager_at_its_special_points(group, name):
     for i, (one, other) in enumerate(zip(found(group)[name], expected(group)[name], strict=True)):
         if i > 0 and group in ("infinities", "pairs of ends", "odd rows"):
-            # What the gradient is where the value is no number, nobody has defined.
+            # The gradient at NaN is undefined.
             if group == "pairs of ends":
                 break
             numbers = ~GROUPS[group][1][0].isnan()

@@ -8,7 +8,7 @@ import torch
 import torch2ort
 from tests.support.unary_op_model import Applied, Operator
 
-# Of x, a tensor of shape (2, 3).
+# Functions of x, a tensor of shape (2, 3).
 CASES: dict[str, Operator] = {
     "var, divided by less than nothing": lambda x: x.var(0, correction=3),
     "var, divided by nothing": lambda x: x.var(1, correction=3),

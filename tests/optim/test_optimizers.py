@@ -19,7 +19,7 @@ def started() -> dict[str, torch.Tensor]:
 
 
 def gradient_of(parameters: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
-    """Gradients that depend on the parameters; one gets none."""
+    """Gradients that depend on the parameters; one parameter has none."""
     generator = torch.Generator().manual_seed(step)
     return {
         name: 0.3 * value + torch.randn(value.shape, generator=generator)

@@ -1,4 +1,4 @@
-"""Portable files that another tool or a stranger changed."""
+"""Portable files that another tool or an attacker changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Other(Function):
 
 
 def changed(tmp_path: Path, change: Callable[[onnx.ModelProto], None]) -> Path:
-    """A file of two calls, changed as a tool does that writes it again."""
+    """A file of two calls, changed as by a tool that rewrites it."""
     path = tmp_path / "model.onnx"
     export(lambda x: Scale.apply(Scale.apply(x, 2.0), 3.0), torch.randn(2, 3)).save(path)
     model = onnx.load(path)

@@ -206,7 +206,7 @@ def test_nan_counts_in_a_body_as_in_pytorch(tmp_path: Path) -> None:
 
 
 class Quantize(Function):
-    """Reads a value out of its weight."""
+    """Reads a value of its weight."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, bits: int) -> torch.Tensor:

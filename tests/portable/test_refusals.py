@@ -1,4 +1,4 @@
-"""Functions that have no body, and what a user reads of them."""
+"""Functions that have no body, and the messages about them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_body_that_differs_from_forward_is_refused_with_the_difference() -> No
 
 
 class Checked(Function):
-    """Raises for some sizes, and chooses by none."""
+    """Raises for some sizes, and does not branch on any."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ def test_an_argument_that_no_file_holds_is_refused() -> None:
 
 
 class Pairs(Function):
-    """Holds for an even number of rows."""
+    """Supports an even number of rows alone."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

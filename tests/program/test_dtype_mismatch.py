@@ -1,4 +1,4 @@
-"""Tensors of every dtype beside gradients: masks of bytes, counts, tables in half or double precision."""
+"""Tensors of every dtype in trained models: byte masks, counts, tables in half or double precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tensor was computed of gets zeros, not nothing, when something is written over all of it."""
+"""The inputs of a tensor that is overwritten as a whole get gradients of zeros, not missing ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Doubled(torch.autograd.Function):
 
 
 class Halved(torch.autograd.Function):
-    """Writes over its argument, and has a gradient for it."""
+    """Overwrites its argument, and returns a gradient for it."""
 
     @staticmethod
     def forward(ctx, h):
@@ -34,7 +34,7 @@ class Halved(torch.autograd.Function):
 
 
 class Around(torch.nn.Module):
-    """``write`` gets the result of a layer and the input, and returns what the model returns."""
+    """``write`` gets the results of two layers, and returns the model's result."""
 
     def __init__(self, write) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The written-out formula of gelu becomes the operator, and nothing that only looks like it does."""
+"""The formula of GELU written out becomes the operator; formulas that only resemble it do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.functions import Square
 
 
 class Written(torch.nn.Module):
-    """``formula`` of what a layer gives."""
+    """``formula`` of a layer's result."""
 
     def __init__(self, formula):
         super().__init__()

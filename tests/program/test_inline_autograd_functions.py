@@ -16,7 +16,7 @@ FACTOR = 3.0
 
 
 class Scaled(torch.autograd.Function):
-    """In the style with setup_context; writes to what is its own."""
+    """Has a setup_context, and writes to a tensor of its own."""
 
     @staticmethod
     def forward(x, weight, factor):
@@ -123,7 +123,7 @@ def test_an_export_holds_operators_alone(name):
 
 @pytest.fixture
 def timed_collections():
-    """The collector runs at each chance, and asks a clock, as Hypothesis has it do."""
+    """Have the garbage collector run often, and read a clock, as Hypothesis's callback does."""
 
     def timed(phase, info):
         time.perf_counter()

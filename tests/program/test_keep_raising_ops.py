@@ -1,4 +1,4 @@
-"""What eager PyTorch refuses is refused, whoever reads the result."""
+"""Values that eager PyTorch refuses are refused, even if the operator's result is unused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def without_gradient(x, k):
         F.embedding(k, x)
 
 
-# What is called and not read, and a number that it refuses.
+# Calls whose results are unused, each with an index that it refuses.
 OF_INDICES = {
     "embedding": (lambda x, k: F.embedding(k, x), 9),
     "embedding, its sum": (lambda x, k: F.embedding(k, x).sum(), 9),
@@ -49,7 +49,7 @@ OF_NUMBERS = {
 
 
 class Unread(torch.nn.Module):
-    """Calls all of them, with numbers of their own, and reads none of the results."""
+    """Makes all of these calls, each with its own indices, and uses none of the results."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ def test_the_gradients_beside_them_are_eagers(models):
 
 
 class BesideARegion(torch.nn.Module):
-    """Reads no result of an index, and computes something without gradient behind it."""
+    """Leaves the result of an index unused, and then computes a value without gradient."""
 
     def __init__(self):
         super().__init__()

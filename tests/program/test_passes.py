@@ -16,7 +16,7 @@ from torch2ort.differentiate import joint_trace
 from torch2ort.symbolics import preparation
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "passes.md").read_text()
-# They describe a program, and leave it as it is.
+# These analyse a program without changing it.
 _QUERIES = {
     "Prepared",
     "_needs_kernel",
@@ -29,7 +29,7 @@ _QUERIES = {
 
 
 def _passes(function: Callable[..., Any]) -> Iterator[str]:
-    """The functions that one calls by their names, in the order of the text."""
+    """The names of the functions that a function calls, in the order of its source."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
     module = inspect.getmodule(function)

@@ -1,4 +1,4 @@
-"""Conditions that a model sets on values hold in every run, or it raises an error as eager does."""
+"""Conditions that a model asserts on values are checked in every run, and raise as in eager PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn or called, and read for its size alone, by the check of an index that nobody reads."""
+"""Draws and calls of which only the size is used, by the check of an index whose result is unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel of PyTorch's returned in another order of memory may be viewed as eager views it."""
+"""Results of PyTorch's kernels with permuted strides can be viewed as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch2ort.sizes.symbols import size_hint
 
 
 class Inverse(torch.nn.Module):
-    """The inverse lies in memory by columns, so that its transpose is viewed without a copy."""
+    """The inverse is in column-major order, so that its transpose is viewed without a copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ def test_a_view_of_a_kernels_transposed_result():
 
 
 class Codes(torch.nn.Module):
-    """Channels last by a permutation, which PyTorch's convolution may have given already."""
+    """Makes a convolution's result channels-last by a permutation, which PyTorch may have done already."""
 
     def __init__(self, write: bool) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_random_numbers_go_where_they_go_in_eager_behind_what_a_trace_has_in_ano
 
 
 class Windows(torch.nn.Module):
-    """Overlapping windows of what lies in memory with its dimensions exchanged, as Longformer reads them."""
+    """Overlapping windows of a tensor with transposed strides, as Longformer reads them."""
 
     def __init__(self, *, write: bool = False) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_a_write_into_an_expanded_tensor_is_refused_as_in_eager(made):
 
 
 class ViewedBeforehand(torch.autograd.Function):
-    """Saves a view that holds for some orders of memory only."""
+    """Saves a view that is possible with some strides only."""
 
     @staticmethod
     def forward(ctx, x):
@@ -188,7 +188,7 @@ def test_made_up_data_lie_in_memory_as_the_samples_do(dtype):
 
 
 class Turned(torch.nn.Module):
-    """A function of numbers that lie in memory by columns."""
+    """A function of a tensor in column-major order."""
 
     def __init__(self, function) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a tensor of one number selects is eager's, and eager's error where it lies outside."""
+"""Indexing by a one-element tensor gives eager PyTorch's result, or its error for an index out of range."""
 
 from __future__ import annotations
 

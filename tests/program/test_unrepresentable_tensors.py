@@ -1,4 +1,4 @@
-"""Tensors that an ONNX graph cannot hold are refused by name, with what to do."""
+"""Tensors that an ONNX graph cannot represent are refused by name, with a remedy."""
 
 import inspect
 import re
@@ -137,7 +137,7 @@ def test_complex_numbers_of_onnx_itself_are_refused(name, run):
 
 
 def rotated(model, h):
-    """As Llama's reference code rotates queries."""
+    """Rotate queries as Llama's reference code does."""
     return torch.view_as_real(torch.view_as_complex(h.reshape(2, 2, 2)) * model.turns).flatten(-2)
 
 
@@ -169,7 +169,7 @@ def test_pairs_in_the_place_of_a_complex_weight_are_turned_back_in_forward():
 
 @torch.no_grad()
 def test_an_inverse_transform_is_exported():
-    """Of an index in int32, which ``unfold_backward`` makes, and ONNX does not take."""
+    """``unfold_backward`` makes an int32 index, which ONNX does not accept."""
     window = torch.hann_window(16)
 
     class Inverse(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""A write that autograd does not see, into a tensor with a gradient, is refused; others are eager's."""
+"""A write that autograd does not see into a tensor with a gradient is refused; others match eager PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.comparison import assert_trains_like_eager
 
 
 class Around(torch.nn.Module):
-    """``write`` gets a tensor that carries a gradient, and returns what the model returns."""
+    """``write`` gets a tensor that requires a gradient, and returns the model's result."""
 
     def __init__(self, write) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def through_a_view_of_detach(h):
 
 
 class Silent(torch.autograd.Function):
-    """Writes into its argument without saying so."""
+    """Writes into its argument without mark_dirty."""
 
     @staticmethod
     def forward(ctx, x):
@@ -254,7 +254,7 @@ def test_other_writes_are_eagers(write):
 
 
 class Lists(torch.autograd.Function):
-    """Keeps its argument or its result where autograd does not look."""
+    """Stores its argument or its result where autograd does not look."""
 
     @staticmethod
     def forward(ctx, x, which):

@@ -1,4 +1,4 @@
-"""Functions under torch.autocast: forward under the settings of its call, backward as custom_bwd has it."""
+"""Functions under torch.autocast: forward under its call's settings, backward as custom_bwd sets them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ seen: list[tuple[str, bool, torch.dtype]] = []
 
 
 def note(where: str) -> None:
-    """Note what autocast is set to."""
+    """Record the settings of autocast."""
     seen.append((where, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
 
 
 class Plain(torch.autograd.Function):
-    """A product, which autocast casts in forward and not in backward."""
+    """A matrix product, which autocast casts in forward and not in backward."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -36,7 +36,7 @@ class Plain(torch.autograd.Function):
 
 
 class Alike(torch.autograd.Function):
-    """Backward runs under what forward ran under."""
+    """Backward runs under forward's settings."""
 
     @staticmethod
     @custom_fwd(device_type="cpu")
@@ -54,7 +54,7 @@ class Alike(torch.autograd.Function):
 
 
 class Single(torch.autograd.Function):
-    """Gets float32, and runs without autocast."""
+    """Gets float32 inputs, and runs without autocast."""
 
     @staticmethod
     @custom_fwd(device_type="cpu", cast_inputs=torch.float32)
@@ -72,7 +72,7 @@ class Single(torch.autograd.Function):
 
 
 class Separate(torch.autograd.Function):
-    """In the style with setup_context."""
+    """Has a setup_context."""
 
     @staticmethod
     def forward(x, w):
@@ -105,7 +105,7 @@ class Model(nn.Module):
 
 
 def step(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """Output and gradients; what was seen begins anew."""
+    """Return output and gradients, and reset the recorded settings."""
     seen.clear()
     module.zero_grad()
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""A bool output of a Function is a bool wherever the model returns it."""
+"""A bool output of a Function is bool wherever the model returns it."""
 
 from __future__ import annotations
 

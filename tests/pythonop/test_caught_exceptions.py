@@ -1,4 +1,4 @@
-"""Exceptions that the model's own code catches, to go on another way, end in an error that says so."""
+"""Exceptions that the model's own code catches, to continue differently, end in an error that says so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAY_OUT = (
 
 
 class Root(Function):
-    """Refuses numbers below zero."""
+    """Raises for numbers below zero."""
 
     @staticmethod
     def forward(ctx, x):

@@ -48,7 +48,7 @@ class Clamped(Function):
 
 
 class Counted(Function):
-    """Leaves a trace of each call."""
+    """Records each call."""
 
     calls: ClassVar[list[str]] = []
 
@@ -64,7 +64,7 @@ class Counted(Function):
 
 
 class Columns(Function):
-    """Gives a tensor whose columns lie in memory one after the other."""
+    """Returns a tensor in column-major order."""
 
     @staticmethod
     def forward(ctx, x):
@@ -76,7 +76,7 @@ class Columns(Function):
 
 
 class Silent(Function):
-    """Gives no tensor."""
+    """Returns no tensor."""
 
     @staticmethod
     def forward(ctx, x):
@@ -132,14 +132,14 @@ CALLS = {
     "two unread": two_unread,
     "unread kernel": unread_kernel,
     "unread kernel last": unread_kernel_last,
-    "read by what nobody reads": read_by_what_nobody_reads,
+    "read by an unused result": read_by_what_nobody_reads,
 }
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_two_equal_calls_are_two_in_training(call):
     def loss(output):
-        # The generator stands where eager's does.
+        # The generator is in the same state as in eager PyTorch.
         return (output * 5).sum() * torch.rand(()).item()
 
     assert_trains_like_eager(Around(call), [(torch.randn(3, 4),)], lr=0.01, steps=2, loss=loss)

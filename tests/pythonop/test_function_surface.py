@@ -1,4 +1,4 @@
-"""Everything that an autograd Function may do gives on ONNX Runtime what eager PyTorch gives."""
+"""Everything that an autograd Function may do gives eager PyTorch's results on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_mark_dirty_is_seen_by_what_comes_after_and_not_before():
 
 
 class Silent(Function):
-    """Writes into an argument without saying so, as quantisers' observers do."""
+    """Writes into an argument without mark_dirty, as quantisers' observers do."""
 
     @staticmethod
     def forward(ctx, x, counter):
@@ -150,7 +150,7 @@ def test_a_buffer_written_inside_forward_is_updated():
 
 
 class Mixed(Function):
-    """Two tensors and a constant come out; int64 and bool too."""
+    """Returns two tensors and a constant, int64 and bool among them."""
 
     @staticmethod
     def forward(ctx, x):
@@ -357,7 +357,7 @@ def test_what_is_saved_is_not_written_over(around):
 
 
 class Alternating(Function):
-    """Keeps another tensor in every call."""
+    """Saves a different tensor in every call."""
 
     step = 0
 
@@ -567,7 +567,7 @@ def test_a_function_whose_forward_calls_autograd():
 
 
 class KeepsByAGraph(Function):
-    """Holds its argument by nothing but the graph of an operator inside."""
+    """Holds its argument only by the autograd graph of an operator inside."""
 
     @staticmethod
     def forward(ctx, x):
@@ -620,7 +620,7 @@ def test_vjp_in_place_of_backward():
     check(lambda h, k, x: Vjp.apply(h) + k)
 
 
-# --- gradients that do not fit ---
+# --- gradients of a wrong number or shape ---
 
 
 def failing(backward):
@@ -670,7 +670,7 @@ def test_gradients_that_eager_fits_in_are_fitted_in(backward):
 
 
 class Boxed(Function):
-    """Asks for its gradients in a list, which torch gives it from 2.14 on."""
+    """Requests its gradients as a list, which torch supports from 2.14 on."""
 
     boxed_grads_call = True
 

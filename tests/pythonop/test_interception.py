@@ -1,4 +1,4 @@
-"""Every call of a user's Function is seen, however it is written, and nothing of torch's is left changed."""
+"""Every call of a user's Function is intercepted, however it is written, and torch is left unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch2ort.support.versions import installed
 
 
 class Scaled(torch.autograd.Function):
-    """A keyword and a default; traced through it would have another gradient."""
+    """Has a keyword and a default; it would have another gradient if it were traced through."""
 
     @staticmethod
     def forward(ctx, x, factor=2.0):
@@ -187,7 +187,7 @@ def test_apply_is_the_same_object_before_during_and_after_an_export():
             vars(Scaled).get("apply"),
         ]
 
-    # A queue: what forward puts into a list would be taken back.
+    # A queue: an item that forward appends to a list would be removed again.
     noted = queue.SimpleQueue()
 
     def call(x):

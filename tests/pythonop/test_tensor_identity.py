@@ -1,4 +1,4 @@
-"""Which tensors are one: what a Function returns, and what becomes of it, as in eager PyTorch."""
+"""Identity of tensors: results of a Function are the same objects, or distinct, as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trained(way: str, model: torch.nn.Module) -> torch.nn.Module:
 
 
 def assert_trains_alike(model: torch.nn.Module, way: str, steps: int = 2) -> None:
-    """Compare gradients and buffers after some backwards, which add up, with eager PyTorch's."""
+    """Compare gradients and buffers after several accumulating backward passes with eager PyTorch's."""
     twin, x = copied(model), torch.randn(2, 4)
     module = trained(way, model)
     for _ in range(steps):
@@ -44,7 +44,7 @@ def copied(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class Calling(torch.nn.Module):
-    """``call`` of what a linear layer gives."""
+    """``call`` of a linear layer's result."""
 
     def __init__(self, call) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Again(Function):
 
 
 class Sees(Function):
-    """Multiplies by what ``question`` makes of a parameter, in forward and in backward."""
+    """Multiplies by ``question`` of a parameter, in forward and in backward."""
 
     @staticmethod
     def forward(ctx, x, weight, question):
@@ -154,7 +154,7 @@ class Sees(Function):
 
 
 class Seen(torch.nn.Module):
-    """A model whose Function asks about its parameter."""
+    """A model whose Function queries its parameter."""
 
     def __init__(self, question) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def test_autograd_finds_the_parameters_that_are_arguments(way) -> None:
 
 
 class Accumulates(Function):
-    """Adds the gradient of the weight to where its caller wants it, as Megatron does."""
+    """Adds the gradient of the weight to a tensor of its caller's, as Megatron does."""
 
     @staticmethod
     def forward(ctx, x, weight):

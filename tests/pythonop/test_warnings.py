@@ -1,4 +1,4 @@
-"""Copies that a map would save are told of; torch2ort's own calls are nobody's affair."""
+"""Copies that a map would save are reported; those of torch2ort's own calls are not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch2ort import _native
 
 
 class Doubles(Function):
-    """Writes its result over its argument."""
+    """Overwrites its argument with its result."""
 
     @staticmethod
     def forward(ctx, x):

@@ -21,7 +21,7 @@ from tests.random_programs.shrink import same_failure, shrink
 
 
 def main() -> int:
-    """Run what the command line asks for, or until Ctrl-C; 1 if a program failed."""
+    """Run the programs of the command line, or until Ctrl-C; return 1 if a program failed."""
     asked = _arguments()
     without = asked.without.split(",") if asked.without else ()
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def general(reason: str) -> str:
-    """A refusal without what differs from program to program: numbers, names and lines of code."""
+    """A refusal without the parts that differ between programs: numbers, names and lines of code."""
     line = re.sub(r"random_program_\d+\.py:\d+ in \w+ \(.*?\)(?=[ ,.;:]|$)", "a line", reason.split("\n")[0])
     line = re.sub(r"random_program\.\w+", "a Function", line)
     return re.sub(r"\d+", "N", line)[:300]

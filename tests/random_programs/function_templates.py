@@ -1,4 +1,4 @@
-"""The Functions of random programs: each is a choice for every habit of those who write Functions.
+"""The Functions of random programs: each makes a choice for every habit of authors of Functions.
 
 The first choice of a habit is the simplest, which is what the shrinker tries. The derivatives are wrong on
 purpose, so that a Function that was traced through would show.
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 HABITS: dict[str, tuple[str, ...]] = {
     # what forward computes
     "body": ("half", "sine", "square", "numpy", "random", "exp", "temporary", "column", "clone"),
-    # the argument that is no tensor, and where it stands
+    # the argument that is not a tensor, and its position
     "constant": ("none", "float", "int", "string", "tuple", "bool", "None", "first"),
     "keeps": ("nothing", "input", "output", "middle", "view", "all"),
     "where": ("saved", "ctx", "outside"),
-    # what is returned besides, or instead
+    # an additional result, or another one
     "returns": ("one", "rows", "mask", "index", "other float", "constant", "none", "view", "input", "dirty"),
     "gradient": ("plain", "incoming", "none", "numpy", "random", "double", "expand", "workspace", "view"),
     "style": ("forward", "setup_context"),
@@ -24,7 +24,7 @@ HABITS: dict[str, tuple[str, ...]] = {
     "made": ("class", "closure", "subclass", "bound", "nested"),
     "once": ("no", "yes"),
     "reads": ("nothing", "needs_input_grad", "requires_grad"),
-    # what backward writes to: a buffer, as an attribute of ctx or among what is kept; the first of that
+    # the tensor that backward writes to: a buffer, an attribute of ctx or saved; the first saved tensor
     "writes": ("nothing", "attribute", "saved buffer", "first kept"),
 }
 
@@ -57,7 +57,7 @@ _SCALES = {
     "None": "(1 if c is None else 2)",
     "first": "c",
 }
-# Kinds of what comes out beside the first result, which is an x.
+# Kinds of the second result; the first is an x.
 _EXTRA_KINDS = {"rows": "r", "mask": "m", "index": "k", "other float": "x"}
 _EXTRA = {
     "rows": "{x}.sum(-1)",
@@ -93,7 +93,7 @@ class FunctionPlan:
 
     @property
     def gets_buffer(self) -> bool:
-        """Whether the last argument is a buffer of the model."""
+        """True if the last argument is a buffer of the model."""
         return self.writes in ("attribute", "saved buffer")
 
     @property
@@ -161,7 +161,7 @@ def _bound(plan: FunctionPlan, name: str) -> str:
 
 
 def _with_others(plan: FunctionPlan, tensors: list[str], constant: str, buffer: str) -> list[str]:
-    """The arguments: tensors, the constant and the buffer, as far as the Function has them."""
+    """The arguments: tensors, the constant and the buffer, if the Function has them."""
     last = [buffer] if plan.gets_buffer else []
     if plan.constant == "none":
         return [*tensors, *last]
@@ -215,7 +215,7 @@ def _setup_context(plan: FunctionPlan, name: str) -> str:
 
 
 def kept_of(plan: FunctionPlan) -> list[str]:
-    """What the Function keeps for backward, by the names of forward."""
+    """Return the names, in forward, of the values that the Function keeps for backward."""
     middle = "m" if plan.style != "setup_context" and plan.returns not in ("view", "input", "dirty") else "a"
     kept = {
         "nothing": [],

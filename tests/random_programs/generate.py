@@ -47,7 +47,7 @@ CALL_MODES = (
     "torch.enable_grad()",
     "torch.set_grad_enabled(False)",
 )
-# A Function whose output is a view, an input or written to is rare enough to be drawn less often.
+# A Function whose output is a view, an input or written to is rare, and so drawn less often.
 _RARE = {"random", "none", "workspace", "dirty", "input", "view", "outside"}
 _RARE |= {"attribute", "saved buffer", "first kept"}
 # Writes to one of two arguments that share memory.
@@ -67,9 +67,9 @@ def generate(seed: int, without: Collection[str] = ()) -> Program:
 
 
 def _settled(program: Program) -> Program:
-    """The program without a backward that writes over the gradient that it gave before, in one pass.
+    """Return the program without a backward that overwrites, in one pass, a gradient that it has returned.
 
-    Autograd holds the first while it waits for others, so that eager's sum hangs on the order of its nodes.
+    Autograd holds that gradient while it waits for others, so that eager's sum depends on the nodes' order.
     """
     runs = [s.name for s in program.body for _ in range(2 if s.under.startswith("for") else 1)]
     functions = tuple(
@@ -82,7 +82,7 @@ def _settled(program: Program) -> Program:
 
 
 def _varied(draw: random.Random, program: Program, without: Collection[str]) -> Program:
-    """The program with what is drawn apart, so that it leaves the rest of a seed's program as it is."""
+    """Return the program with features of a separate generator, which leaves the rest of it as it is."""
     script = []
     for action in program.script:
         if action.kind == "call":
@@ -102,7 +102,7 @@ def _varied(draw: random.Random, program: Program, without: Collection[str]) -> 
 
 
 def _holding(draw: random.Random, program: Program, without: Collection[str]) -> Program:
-    """The program, some of whose statements read an object that the model holds and the script changes."""
+    """Return the program with statements that read an object that the model holds and the script changes."""
     names = [name for name, operator in OF_HELD.items() if operator not in without]
     plain = _maps(program)
     if not names or not plain or draw.random() > 0.25:
@@ -118,12 +118,12 @@ def _holding(draw: random.Random, program: Program, without: Collection[str]) ->
 
 
 def _maps(program: Program) -> list[int]:
-    """Places of the statements that another one from floats to floats may stand at."""
+    """Indices of the statements that another one from floats to floats may replace."""
     return [i for i, s in enumerate(program.body) if program.signature(s) == ("x", "x")]
 
 
 def _with_operators(draw: random.Random, program: Program, names: Sequence[str]) -> Program:
-    """The program with operators in the place of others, as far as it has such."""
+    """Return the program with operators that replace others, if it has statements to replace."""
     body = list(program.body)
     places = _maps(program)
     for place, name in zip(draw.sample(places, min(len(names), len(places))), names, strict=False):
@@ -134,7 +134,7 @@ def _with_operators(draw: random.Random, program: Program, names: Sequence[str])
 def _with_steps(
     draw: random.Random, program: Program, steps: Sequence[Action], without: Collection[str]
 ) -> Program:
-    """The program with steps in this order, most of them behind a call, and one more call and backward."""
+    """Return the program with these steps in order, mostly behind a call, and one more call and backward."""
     script = list(program.script)
     first = next((i + 1 for i, action in enumerate(script) if action.kind == "call"), 0)
     start = 0 if draw.random() < 0.2 else first
@@ -147,13 +147,13 @@ def _with_steps(
 
 
 def _near_numbers(draw: random.Random, program: Program, without: Collection[str]) -> Program:
-    """The program with numbers that are nearly 0 or nearly 1."""
+    """Return the program with numbers that are nearly 0 or nearly 1."""
     names = [name for name in OF_NUMBERS if name not in without]
     return _with_operators(draw, program, draw.sample(names, draw.choice((1, 2))))
 
 
 def _tied(draw: random.Random, program: Program, without: Collection[str]) -> Program:
-    """The program with ties of parameters that are made, broken or lost between calls."""
+    """Return the program with parameters that are tied, untied or replaced between calls."""
     program = _with_operators(draw, program, draw.sample(("linear", "other", "functional_linear", "tied"), 2))
     code = " ".join(OPERATORS[s.name].code for s in program.body if s.name in OPERATORS)
     members = set(re.findall(r"self\.(\w+)", code))
@@ -169,7 +169,7 @@ def _tied(draw: random.Random, program: Program, without: Collection[str]) -> Pr
 
 
 def _sharing(draw: random.Random, program: Program, without: Collection[str]) -> Program:
-    """The program with calls whose tensors have memory in common, and mostly a write to one of them."""
+    """Return the program with calls whose tensors share memory, and mostly a write to one of them."""
     readers = [
         (i, place)
         for i, s in enumerate(program.body)
@@ -190,7 +190,7 @@ def _sharing(draw: random.Random, program: Program, without: Collection[str]) ->
         replace(
             a,
             shares=draw.choice(SHARES) if draw.random() < 0.7 else "",
-            # A write to a leaf of autograd's is an error, which ends the program.
+            # A write to an autograd leaf is an error, which ends the program.
             requires_grad=draw.random() < 0.2,
         )
         if a.kind == "call"
@@ -202,7 +202,7 @@ def _sharing(draw: random.Random, program: Program, without: Collection[str]) ->
 
 def _with_part(names: Collection[str]) -> Variation:
     def vary(draw: random.Random, program: Program, without: Collection[str]) -> Program:
-        """The program with a module of ``PARTS``, which the script changes."""
+        """Return the program with a module of ``PARTS``, which the script changes."""
         allowed = [name for name in names if OF_PARTS[name] not in without]
         if not allowed or not _maps(program):
             return program
@@ -229,7 +229,7 @@ VARIATIONS: dict[str, Variation] = {
 
 
 def features(program: Program) -> set[str]:
-    """What of ``FEATURES`` a program has."""
+    """Return the members of ``FEATURES`` that a program has."""
     names = {statement.name for statement in program.body}
     found = {form_of(name) for name in names & OF_NUMBERS.keys()}
     found |= {f"writes={plan.writes}" for i, plan in enumerate(program.functions) if f"F{i}" in names}
@@ -243,12 +243,12 @@ def features(program: Program) -> set[str]:
 
 
 def form_of(number: str) -> str:
-    """An operator of ``OF_NUMBERS`` without its number."""
+    """Return an operator of ``OF_NUMBERS`` without its number."""
     form, _, value = number.partition(" ")
     return f"{form} a number near {round(float(value))}"
 
 
-# What the programs of a few fixed seeds are to have: each form of a variation.
+# Each form of a variation; the programs of a few fixed seeds must have all of them.
 FEATURES = {
     *map(form_of, OF_NUMBERS),
     *("tie", "untie", "replace parameter"),
@@ -300,7 +300,7 @@ class _Generator:
         chosen = {}
         for habit in (field.name for field in fields(FunctionPlan) if field.name in HABITS):
             choices = [c for c in HABITS[habit] if f"{habit}={c}" not in self._without]
-            # Most habits are the simplest, so that what is left of them meets the operators.
+            # Most habits are the simplest, so that values of a Function often reach other operators.
             plain = 0.3 if habit in ("body", "keeps", "returns") else 0.6
             choice = choices[0] if draw.random() < plain else draw.choice(choices)
             if choice in _RARE and draw.random() < 0.5:
@@ -310,7 +310,7 @@ class _Generator:
         return FunctionPlan(second=second, **chosen)
 
     def _statement(self, functions: tuple[FunctionPlan, ...], body: list[Statement]) -> list[Statement]:
-        """A statement, after those that make what it needs."""
+        """Return a statement, after those that compute its inputs."""
         draw = self._random
         if draw.random() < 0.3:
             number = draw.randrange(len(functions))
@@ -331,7 +331,7 @@ class _Generator:
         return [*before, statement]
 
     def _variable(self, kind: str, before: list[Statement]) -> str:
-        """A variable of a kind: one of the last, or a new one."""
+        """Return a variable of a kind: one of the last, or a new one."""
         found = [name for name, known in self._known.items() if known == kind]
         if found and (kind in "xk" or self._random.random() < 0.7):
             return found[-1] if self._random.random() < 0.5 else self._random.choice(found)
@@ -388,7 +388,7 @@ class _Generator:
         return Action(kind, flag=draw.random() < 0.5)
 
     def _after(self, calls: int) -> list[Action]:
-        """What is done after some calls: writes, backward passes, a step."""
+        """Return the actions after some calls: writes, backward passes, a step."""
         draw = self._random
         number = draw.randrange(calls)
         actions: list[Action] = []

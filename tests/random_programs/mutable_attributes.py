@@ -1,7 +1,7 @@
 """Objects that a random program's model holds: read in forward, and changed between calls or by forward.
 
-Python's, NumPy's and torch's own classes are here beside plain containers, as their code is not looked
-through: what they hold is seen in the object or not at all.
+Python's, NumPy's and torch's own classes are here beside plain containers, as their code is not analysed:
+their state is found in the object or not at all.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ MEMBERS = {
         for name, part in submodules.PARTS.items()
     },
 }
-# Members without a parameter that an optimizer could find.
+# Members without a parameter for an optimizer.
 UNTRAINED = {
     "dropout",
     "total",
@@ -72,12 +72,12 @@ UNTRAINED = {
     *map(mutable_attributes.member, mutable_attributes.HELD),
 }
 UNTRAINED |= set(map(submodules.member, submodules.HIDDEN))
-# Parameters of one shape, each of which may be another one.
+# Parameters of one shape, which may be tied.
 TIES = (
     ("linear.weight", "other.weight", "tied.weight", "embedding.weight", "padded.weight"),
     ("linear.bias", "gain", "layer_norm.weight", "layer_norm.bias", "batch_norm.weight", "group_norm.bias"),
 )
-# Where a member's line uses another member.
+# Members whose line uses another member.
 NEEDS = {"tied": ("other",)}
 
 _POINTWISE = {
@@ -299,7 +299,7 @@ _MIXED = {
     "views": ("x", "xx", "torch.stack([{a}, {a}.sin()]).unbind(0)"),
 }
 
-# Numbers that are nearly 0 or nearly 1, and lines where that shows: by a sign, a logarithm, a quotient.
+# Numbers that are nearly 0 or nearly 1, and lines whose result shows it: by a sign, a logarithm, a quotient.
 NEAR_ZERO = ("1e-45", "1e-40", "1e-30", "1e-20", "1e-12", "1e-9", "1e-8", "1e-7", "1e-5")
 NEAR_ONE = ("0.99999994", "0.999999", "0.99999", "1.00000012", "1.000001", "1.00001")
 _WHOLE = "torch.ceil({a}.abs() + 1)"
@@ -331,7 +331,7 @@ OF_NUMBERS = {
     for number in numbers
 }
 
-# Operators that read an object which the model holds, by the object's name in ``held.HELD``; or call a part.
+# Operators that read an object of the model, by its name in ``mutable_attributes.HELD``, or call a part.
 OF_HELD = {name: f"held {name}" for name in mutable_attributes.HELD}
 OF_PARTS = {name: f"part {name}" for name in submodules.PARTS}
 OPERATORS: dict[str, Operator] = {
@@ -352,7 +352,7 @@ OPERATORS: dict[str, Operator] = {
     },
     **{name: Operator("x", "x", "{o} = " + code) for name, code in OF_NUMBERS.items()},
 }
-# Those that are drawn as a variation of a program.
+# Operators that are drawn as a variation of a program.
 VARIED = {*OF_HELD.values(), *OF_PARTS.values(), *OF_NUMBERS}
-# How an operator's inputs are named in its line.
+# The names of an operator's inputs in its line.
 PLACES = "abc"

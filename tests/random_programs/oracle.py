@@ -1,11 +1,11 @@
 """Runs a program in eager PyTorch and on ORTModule, and judges whether they agree; scripts hold a copy.
 
 Two values agree within the ``BOUNDS`` of their type. Where they do not, the program runs once more in eager
-PyTorch in float64: if the runtime is not further from that than eager itself is, by a factor of ``ROUNDING``,
-the difference is rounding. If eager PyTorch's own type and float64 differ by more than the third of the
-bounds, the program jumps where rounding does (a sign, a round, a sort), and says nothing: it is counted
-apart. So are programs that eager refuses because of a write to what backward reads, or to a view that a
-Function returned, and ORTModule does not.
+PyTorch in float64: if the runtime's error against that is at most ``ROUNDING`` times eager's own, the
+difference is rounding. If eager PyTorch's own type and float64 differ by more than the third of the bounds,
+the program amplifies rounding (by a sign, a round, a sort) and proves nothing: it is counted separately. So
+are programs that eager refuses, and ORTModule does not, because of a write to a tensor that backward reads,
+or to a view that a Function returned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 import torch2ort
 
-# Relative and absolute difference, and what eager PyTorch may be off by in a program that says something.
+# Relative and absolute difference, and the error that eager PyTorch may have in a program that is judged.
 BOUNDS = {
     torch.float32: (1e-4, 1e-5, 1e-3),
     torch.float16: (4e-3, 1e-3, 3e-2),
@@ -34,7 +34,7 @@ FORBIDDEN = "This behavior is forbidden. You can fix this by cloning the output 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Its kind is ``passed``, ``refused``, ``failed``, ``lenient``, ``unstable`` or ``unsuitable``."""
+    """An outcome: ``passed``, ``refused``, ``failed``, ``lenient``, ``unstable`` or ``unsuitable``."""
 
     kind: str
     reason: str = ""
@@ -44,7 +44,7 @@ class Verdict:
 
 
 class Run:
-    """One run of a program: makes its inputs, and keeps what it saw as pairs of a label and a value."""
+    """One run of a program: makes its inputs, and records pairs of a label and a value."""
 
     def __init__(self, wrap, dtype=torch.float32):
         self.wrap, self.dtype = wrap, dtype
@@ -53,7 +53,7 @@ class Run:
         self.weights = torch.Generator().manual_seed(9)
 
     def model(self, model):
-        # Modules in plain containers are of the model's type, too.
+        # Modules in plain containers have the model's dtype, too.
         for _, leaf in leaves(vars(model), ""):
             for value in vars(leaf).values() if isinstance(leaf, types.SimpleNamespace) else [leaf]:
                 if isinstance(value, torch.nn.Module):
@@ -71,7 +71,7 @@ class Run:
         return torch.randint(high, shape, generator=self.generator)
 
     def see(self, label, value, **inputs):
-        """Keep the tensors and constants of a value; and the state of the random numbers."""
+        """Record the tensors and constants of a value, and the state of the random number generator."""
         self.inputs.update(inputs)
         for path, leaf in leaves(value, label):
             if isinstance(leaf, torch.Tensor):
@@ -82,7 +82,7 @@ class Run:
         self.seen.append((f"random numbers after {label}", torch.rand(2)))
 
     def see_memory(self, label, value, model):
-        """Keep which of the caller's tensors each tensor of a value is a view of, or is."""
+        """Record for each tensor of a value the tensor of the caller's that it is, or is a view of."""
         known = [*self.inputs.items(), *model.named_parameters(), *model.named_buffers()]
         for path, leaf in leaves(value, label):
             if isinstance(leaf, torch.Tensor) and leaf.numel():
@@ -103,14 +103,14 @@ class Run:
             self.seen.append((f"{name} at the end", tensor.detach().clone()))
 
     def see_hidden(self, label, module):
-        """Keep the weights and gradients of a module that the model does not know."""
+        """Record the weights and gradients of a module that is not registered in the model."""
         self.see(label, dict(module.state_dict()))
         self.see(f"gradients of {label}", [weight.grad for weight in module.parameters()])
 
     def backward(self, value, **options):
-        """Backward of a loss of a value; what it raises is a value to compare, and the program goes on.
+        """Run backward of a loss of a value; its exception is a value to compare, and the program continues.
 
-        How far a backward came before it raised hangs on the order of autograd's nodes: no gradient is kept.
+        The order of autograd's nodes determines the gradients before an exception, so they are discarded.
         """
         self.attempt("backward", lambda: self.loss(value).backward(**options))
         if self.seen[-1][1] is not None:
@@ -118,7 +118,7 @@ class Run:
                 tensor.grad = None
 
     def gradient(self, label, value, tensors, **options):
-        """As backward, by ``torch.autograd.grad``."""
+        """Do the same by ``torch.autograd.grad``."""
         tensors = [t for t in tensors if t.requires_grad] or [torch.zeros(1, requires_grad=True)]
         found = self.attempt(
             label, lambda: torch.autograd.grad(self.loss(value), tensors, allow_unused=True, **options)
@@ -137,7 +137,7 @@ class Run:
         return result
 
     def loss(self, value):
-        """A number that weighs every element of a value differently."""
+        """Return a scalar that weights every element of a value differently."""
         self.weights.manual_seed(9)
         total = 0 * torch.ones((), dtype=self.dtype, requires_grad=value is None)
         for _, leaf in leaves(value, ""):
@@ -162,7 +162,7 @@ def leaves(value, path):
 
 
 def observe(steps, wrap, dtype=torch.float32):
-    """Run a program; its exception is kept, too."""
+    """Run a program, and record its exception, too."""
     torch.manual_seed(1)
     run = Run(wrap, dtype)
     with warnings.catch_warnings():
@@ -175,7 +175,7 @@ def observe(steps, wrap, dtype=torch.float32):
 
 
 def judge(steps, dtype=torch.float32):
-    """Compare what eager PyTorch and ORTModule do in ``steps(run)``, with tensors and weights of a type."""
+    """Compare eager PyTorch and ORTModule in ``steps(run)``, with tensors and weights of a dtype."""
     eager = observe(steps, lambda model: model, dtype)
     floats = [v for _, v in eager.seen if isinstance(v, torch.Tensor) and v.numel()]
     if any(v.is_floating_point() and v.nan_to_num().abs().max() > LARGE for v in floats):
@@ -205,7 +205,7 @@ def judge(steps, dtype=torch.float32):
 
 
 def compare_errors(eager, given):
-    """Of two runs whose values agree as far as both came."""
+    """Return the verdict on two runs whose common values agree."""
     expected, found = eager.error, given.error
     if isinstance(found, torch2ort.Torch2OrtError) and not raw(found):
         return Verdict("refused", f"{type(found).__name__}: {found}")
@@ -225,12 +225,12 @@ def compare_errors(eager, given):
 
 
 def raw(error):
-    """Whether a text of ONNX Runtime's or a slip of our own reached the user."""
+    """Return True if a message of ONNX Runtime reached the user as it is."""
     return "[ONNXRuntimeError]" in str(error) or "Non-zero status code" in str(error)
 
 
 def difference(found, expected):
-    """In what two values differ, or None."""
+    """Describe how two values differ; None if they do not."""
     if isinstance(expected, Exception) and type(found) is type(expected):
         return None
     if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
@@ -255,7 +255,7 @@ def describe(value):
 
 
 def rounding(found, expected, precise):
-    """Tell ``rounding`` from ``wrong``, and from ``unstable``, where eager PyTorch does not know either."""
+    """Return ``rounding``, ``wrong``, or ``unstable`` if eager PyTorch itself is far from float64."""
     if not isinstance(precise, torch.Tensor) or precise.shape != expected.shape:
         return "unstable"
     _, absolute, unstable = bounds(expected)

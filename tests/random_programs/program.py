@@ -1,7 +1,7 @@
-"""A random program as data: Functions, the statements of a model's forward, and what is done with the model.
+"""A random program as data: Functions, the statements of a model's forward, and a script that uses the model.
 
-A program is rendered to Python before it runs (``render``), so that what is printed of it is what ran. Every
-part is a frozen value, so that the shrinker makes smaller programs with ``dataclasses.replace``.
+A program is rendered to Python before it runs (``render``), so that the printed source is the one that ran.
+Every part is a frozen dataclass, so that the shrinker makes smaller programs with ``dataclasses.replace``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tests.random_programs.function_templates import FunctionPlan
 from tests.random_programs.operators import OPERATORS
 
-# What forward may read without computing it, by kind: see `operators` for the kinds.
+# Inputs of forward, with their kinds: see `operators` for the kinds.
 GIVEN = {"x0": "x", "y0": "x", "k0": "k"}
 SIZES = (3, 2, 1, 0, 5)
 
@@ -40,18 +40,18 @@ class Action:
 
     Attributes:
         kind: one of ``ACTIONS``.
-        call: number of the call that is made, or that the step is about.
+        call: number of the call that is made, or to which the step refers.
         rows: size of the call's batch.
         requires_grad: whether the call's inputs require gradients.
         under: the grad mode of the call, as ``torch.no_grad()``; empty for the usual one.
         flag: the call's Python argument ``flag``, or the attribute's new value.
         retain: whether backward keeps its graph.
-        strided: whether the call's tensors lie in memory by columns.
-        high: what the call's indices are below; more than 4 is out of range for most operators.
+        strided: whether the call's tensors are in column-major order.
+        high: exclusive upper bound of the call's indices; more than 4 is out of range for most operators.
         held: the object of ``held.HELD`` or the part of ``parts.PARTS`` that is changed.
         change: number of the part's change.
-        names: of the model's parameters that the step is about.
-        shares: what memory the call's tensors have in common; empty for none, or one of ``SHARES``.
+        names: names of the model's parameters to which the step refers.
+        shares: memory that the call's tensors share; empty for none, or one of ``SHARES``.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Action:
 
 
 SHARES = ("same", "alias", "rows", "columns", "expanded", "parameter")
-# Those that speak of a call, and those that do not.
+# Actions that refer to a call, and those that do not.
 OF_A_CALL = ("call", "backward", "gradient", "write output", "write input")
 ACTIONS = (
     *OF_A_CALL,
@@ -84,12 +84,12 @@ class Program:
     """A model and its use.
 
     Attributes:
-        functions: what F0, F1, ... do.
+        functions: definitions of F0, F1, ...
         body: the statements of forward.
         returns: names of the variables that forward returns.
         form: how it returns them: ``plain``, ``tuple``, ``dict`` or ``nested``.
-        script: what is done with the model.
-        optimizer: of ``torch.optim``.
+        script: the steps that use the model.
+        optimizer: name of a class of ``torch.optim``.
     """
 
     functions: tuple[FunctionPlan, ...]
@@ -118,7 +118,7 @@ class Program:
 
 
 def is_whole(program: Program) -> bool:
-    """Tell whether every name is defined, of the right kind, before it is used."""
+    """Return True if every name is defined, with the right kind, before it is used."""
     known = dict(GIVEN)
     for statement in program.body:
         inputs, outputs = program.signature(statement)
@@ -139,12 +139,12 @@ def is_whole(program: Program) -> bool:
 
 
 def is_conditional(under: str) -> bool:
-    """Tell whether the statement below such a line may not run."""
+    """Return True if the statement below such a line may not run."""
     return under.startswith("if ")
 
 
 def fallbacks(statement: Statement) -> list[tuple[str, str]] | None:
-    """For each output the input that takes its place where the statement does not run; or ``None``."""
+    """Return for each output the input that replaces it if the statement does not run, or ``None``."""
     found = []
     for output in statement.outputs:
         same = [name for name in statement.inputs if name[0] == output[0] or GIVEN.get(name) == output[0]]

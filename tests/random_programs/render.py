@@ -1,4 +1,4 @@
-"""From a program to the Python that runs, and to a script that shows its failure by itself."""
+"""Rendering of a program as Python source, and as a script that reproduces its failure by itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ARGUMENTS = ("x0", "y0", "k0", "flag", "scale")
 
 
 def render(program: Program) -> str:
-    """Return the Functions, the model, and ``steps(run)``, which does the script."""
+    """Return the source of the Functions, the model, and ``steps(run)``, which runs the script."""
     forward = _forward(program)
     used = [name for name in _ARGUMENTS if re.search(rf"\b{name}\b", forward.replace(".flag", ""))]
     arguments = list(dict.fromkeys(["x0", *used]))
@@ -54,7 +54,7 @@ def render(program: Program) -> str:
     trained = bool(members.keys() - UNTRAINED)
     if any(a.kind in ("step", "zero") for a in program.script) and trained:
         script.append(f"    optimizer = torch.optim.{program.optimizer}(model.parameters(), lr=0.05)")
-    # What a Function gives of its argument's memory, ORTModule copies: a write to it stays there.
+    # ORTModule copies a Function's output that shares its argument's memory, so a write does not reach that.
     copied = any(plan.returns in ("view", "input", "dirty") for _, plan in _used_functions(program))
     for action in program.script:
         if action.kind in ("step", "zero") and not trained:
@@ -94,7 +94,7 @@ def script(program: Program, dtype: str = "float32") -> str:
 
 
 def _is_about(action: Action, forward: str, members: Collection[str]) -> bool:
-    """Tell whether the model has what a step changes."""
+    """Return True if the model has the object that a step changes."""
     if action.kind == "change held":
         return mutable_attributes.reads(action.held) in forward
     if action.kind == "change part":
@@ -118,7 +118,7 @@ def _used_functions(program: Program) -> list[tuple[int, function_templates.Func
 
 
 def _members(forward: str, program: Program) -> dict[str, str]:
-    """Lines that make what forward and the script use of the model, by name."""
+    """Lines that make the model's members that forward and the script use, by name."""
     text = forward
     names = [name for name in MEMBERS if re.search(rf"self\.{name}\b", text)]
     if any(a.kind == "flag" for a in program.script) and "flag" not in names:
@@ -161,7 +161,7 @@ def _statement(program: Program, statement: Statement) -> list[str]:
 
 # --- the script's steps
 
-# Lines that make a call's float tensors where they have memory in common, as `SHARES` names it.
+# Lines that make a call's float tensors where they share memory, by the names of `SHARES`.
 _SHARED = {
     "": (),
     "same": ("x0_{i} = run.tensor({rows}, 4{how})", "y0_{i} = x0_{i}"),

@@ -1,4 +1,4 @@
-"""Runs programs: from source to verdict, in this process or in a child that may die."""
+"""Runs programs and judges them, in this process or in a child process that may die."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(program: Program, dtype: torch.dtype = torch.float32) -> Verdict:
     """Render a program, run its source with tensors of a type, and judge it."""
     source = render(program)
     module = types.ModuleType("random_program")
-    # So that errors of torch2ort name and quote the program's lines.
+    # torch2ort's errors then name and quote the program's lines.
     file = f"random_program_{id(module)}.py"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     sys.modules[module.__name__] = module
@@ -42,13 +42,13 @@ def run_apart(
     loud: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Verdict:
-    """As :func:`run`, in a child: one that dies or hangs is a failure, and leaves nothing behind.
+    """Do as :func:`run` in a child process: one that dies or hangs is a failure, and leaves nothing behind.
 
     Args:
-        program: what is run.
-        seconds: how long it may take.
-        loud: whether what the child prints is seen.
-        dtype: of the program's weights and tensors.
+        program: the program to run.
+        seconds: time limit.
+        loud: whether the child's output is shown.
+        dtype: dtype of the program's weights and tensors.
     """
     receiving, sending = os.pipe()
     child = os.fork()
@@ -82,13 +82,13 @@ def run_apart(
 
 
 def warm_up(judge_one: Callable[[Program], Verdict], program: Program) -> None:
-    """Import and build what the first export of a process needs, so that children share it."""
+    """Import and build everything that the first export of a process needs, so that children share it."""
     torch.set_num_threads(1)
     judge_one(program)
 
 
 def _silence() -> None:
-    """Keep the runtime's own complaints about refused graphs out of the terminal."""
+    """Keep the runtime's own messages about refused graphs out of the terminal."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)

@@ -1,8 +1,8 @@
 """Makes a failing program smaller for as long as it fails in the same way.
 
 Delta debugging: steps of the script, statements and returned values are left out in halves, quarters and one
-by one; then each habit, grad mode, size and flag is set to its simplest. A candidate that is no whole program
-(a name without a definition) is not tried.
+by one; then each habit, grad mode, size and flag is set to its simplest. A candidate that is not a complete
+program (a name without a definition) is not tried.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def shrink(program: Program, fails: Callable[[Program], bool], tries: int = 300)
     """Return the smallest program found for which ``fails`` holds.
 
     Args:
-        program: one for which it holds.
-        fails: runs a program.
-        tries: how often ``fails`` is asked at most.
+        program: a program for which ``fails`` holds.
+        fails: runs a program, and returns whether it fails.
+        tries: maximum number of calls of ``fails``.
     """
     tried: set[Program] = {program}
     changed = True
@@ -48,12 +48,12 @@ def shrink(program: Program, fails: Callable[[Program], bool], tries: int = 300)
 
 
 def same_failure(verdict: Verdict, first: Verdict) -> bool:
-    """Whether a smaller program fails as the first one did: in a value, in an error, or by its death."""
+    """Return True if a smaller program fails as the first one did: in a value, in an error, or by a crash."""
     return verdict.kind == first.kind and _sort_of(verdict.reason) == _sort_of(first.reason)
 
 
 def _sort_of(reason: str) -> str:
-    """Values, shapes, errors and deaths are failures of different sorts; numbers and labels do not matter."""
+    """Return the sort of a failure, such as a value, an error or a crash, without its numbers and labels."""
     sorts = ("the process died", "no end within", "requires_grad", "random numbers", "values")
     for sort in (*sorts, "ORTModule: no error"):
         if sort in reason:
@@ -63,7 +63,7 @@ def _sort_of(reason: str) -> str:
 
 
 def _without(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:
-    """The sequence without one half, one quarter, ... one item of it."""
+    """Yield the sequence without one half, one quarter, ... one item of it."""
     length = len(items)
     while length := length // 2:
         for start in range(0, len(items), length):
@@ -85,7 +85,7 @@ def _shorter_bodies(program: Program) -> Iterator[Program]:
 
 
 def _mended(program: Program, body: tuple[Statement, ...]) -> Program:
-    """A program with fewer statements, where earlier variables take the place of those that are gone."""
+    """Return a program with fewer statements, in which earlier variables replace those that are gone."""
     gone = {o: s for s in program.body if s not in body for o in s.outputs}
     names = dict(GIVEN)
     renamed: dict[str, str] = {}
@@ -94,7 +94,7 @@ def _mended(program: Program, body: tuple[Statement, ...]) -> Program:
         if name not in gone:
             return name
         if name not in renamed:
-            # What the lost statement read, if it is of the same kind; else the first of the kind.
+            # The removed statement's input, if it has the same kind; else the first variable of the kind.
             likely = [present(i) for i in gone[name].inputs if i not in gone or i in renamed]
             same = [n for n in (*likely, *names) if names.get(n) == name[0]]
             renamed[name] = same[0] if same else name
@@ -120,7 +120,7 @@ def _fewer_returns(program: Program) -> Iterator[Program]:
     if program.form != "plain":
         yield replace(program, form="plain", returns=program.returns[:1])
         yield replace(program, form="tuple")
-    # What is computed after what is returned matters only where it writes.
+    # Another variable as the only result: statements behind it then matter only where they write.
     for statement in reversed(program.body):
         for output in statement.outputs:
             if output not in program.returns:
@@ -164,7 +164,7 @@ def _simpler_functions(plan: FunctionPlan) -> Iterator[FunctionPlan]:
 
 
 def _with_functions(program: Program, functions: tuple[FunctionPlan, ...]) -> Program:
-    """The program with other Functions, each call with as many inputs and outputs as they have now."""
+    """Return the program with other Functions, and each call with their numbers of inputs and outputs."""
     changed = replace(program, functions=functions)
     body = []
     for statement in program.body:

@@ -1,4 +1,4 @@
-"""Modules that torch's or a user's hooks are on, or that the model holds in plain containers.
+"""Modules with hooks of torch or of a user, or in plain containers of the model.
 
 Each is called in forward, and the script changes it between calls: its mode, its weights, its hooks.
 """
@@ -14,8 +14,8 @@ class Part:
 
     Attributes:
         made: the expression that makes it.
-        module: the expression of the module, of ``{part}``.
-        changes: statements of the script, of ``{part}`` and ``{module}``.
+        module: the expression of the module, with ``{part}``.
+        changes: statements of the script, with ``{part}`` and ``{module}``.
     """
 
     made: str
@@ -35,7 +35,7 @@ _LINEAR = "torch.nn.Linear(4, 4)"
 _FROZEN = f"{_LINEAR}.requires_grad_(False)"
 _NEW = f"{_FROZEN}.to({{module}}.weight)"
 
-# Modules that the model holds in plain Python containers, as a teacher that is no part of what is trained.
+# Modules in plain Python containers of the model, as a teacher that is not trained with it.
 HIDDEN = {
     "teacher": Part(f"[{_FROZEN}]", "{part}[0]", (*_WRITES, f"{{part}}[0] = {_NEW}")),
     "named teacher": Part(f'{{"now": {_FROZEN}}}', '{part}["now"]', (*_WRITES, f'{{part}}["now"] = {_NEW}')),
@@ -106,7 +106,7 @@ HOOKED = {
 }
 PARTS = {**HIDDEN, **HOOKED}
 
-# What `made` of some reads.
+# Definitions that the `made` expressions of some parts use.
 PRELUDE = """\
 class Scaling:
     scale = 2.0

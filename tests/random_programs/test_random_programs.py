@@ -1,4 +1,4 @@
-"""Random programs do on ORTModule what they do in eager PyTorch; what draws and judges them does its job."""
+"""Random programs behave on ORTModule as in eager PyTorch; tests of their generator and their judge."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.random_programs.runner import run, run_apart
 from tests.random_programs.shrink import same_failure, shrink
 from tests.random_programs.submodules import HIDDEN, HOOKED, PARTS
 
-# About a minute's worth, which has each form of each variation, and ten.
+# Programs of about a minute, which contain each form of each variation.
 SHORT = (
     *(54, 80, 94, 114, 188, 226, 232, 242, 276, 297, 408, 443, 471, 532, 538, 625, 654, 678, 690, 747, 756),
     *(827, 853, 866, 1026, 1175, 1237, 1350),
@@ -35,7 +35,7 @@ RAISES = Operator("x", "x", "{o} = {a}.expand(7, 5, 4)")
 
 
 def with_operator(name: str, around: int = 0) -> Program:
-    """A program of one statement, and others around it that do not matter."""
+    """A program of one statement, with irrelevant ones around it."""
     body = [Statement("linear", ("x0",), ("x1",))]
     body += [Statement("tanh", (f"x{i}",), (f"x{i + 1}",)) for i in range(1, 1 + around)]
     body.append(Statement(name, (f"x{1 + around}",), ("x90",)))

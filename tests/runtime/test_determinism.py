@@ -1,4 +1,4 @@
-"""Asked for deterministic results, sessions are told so, and what has no such kernel is named once."""
+"""Deterministic mode is set on sessions, and operators without a deterministic kernel are named once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nothing_named(monkeypatch):
 
 @pytest.fixture
 def told(monkeypatch):
-    """What sessions were told, as they were made."""
+    """The deterministic setting of each session, in the order of their creation."""
     found, make = [], onnxruntime.InferenceSession.__init__
 
     def note(self, model, settings=None, *args, **kwargs):
@@ -57,7 +57,7 @@ def _step(options=None, model=None):
 
 
 def _named_of(step, threads=2):
-    """The operators that are named, each with what to do instead."""
+    """The operators that are named, each with its remedy."""
     options = torch2ort.Options(deterministic=True, intra_op_threads=threads)
     messages = _warned(lambda: _step(options, Indexed(step)))
     return [re.fullmatch(r".* asked for, and (\w\S*) .* run\. (.*)", m, re.DOTALL).groups() for m in messages]

@@ -1,4 +1,4 @@
-"""Inputs of a graph that nodes hand over instead, and who owns them."""
+"""Inputs of a graph that donation nodes replace, and the ownership of their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls whose inputs share memory that forward writes to, and calls that only look alike."""
+"""Calls whose inputs share memory that forward writes to, and calls that only resemble them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of nodes in which memory is free early."""
+"""The order of nodes that frees memory early."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from torch2ort.runtime.memory_saving_order import free_early
 
-# Two layers backwards: the gradient of a layer's result goes to its weight and on to the layer before it.
+# Backward of two layers: the gradient of a layer's result propagates to its weight and the layer before.
 BACKWARD = """
 <ir_version: 8, opset_import: ["" : 18]>
 backward (float[2,2] grad, float[2,2] x0, float[2,2] x1, float[2,2] w1)
@@ -61,7 +61,7 @@ def test_a_node_whose_body_reads_a_value_stays_behind_it():
     assert order_of(text) == ["outside", "chosen"]
 
 
-@pytest.mark.parametrize("unread", ["left = Neg (x)", ""], ids=["with a node that nobody reads", "without"])
+@pytest.mark.parametrize("unread", ["left = Neg (x)", ""], ids=["with an unused node", "without"])
 def test_no_node_is_lost(unread):
     text = f"""
     <ir_version: 8, opset_import: ["" : 18]>

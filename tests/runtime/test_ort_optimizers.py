@@ -1,4 +1,4 @@
-"""Graphs that ONNX Runtime's own rewrites cannot take."""
+"""Graphs that ONNX Runtime's own optimizers would break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that follow each other directly are one node, and act as if they were not."""
+"""Functions that follow each other directly are one node, and behave as separate ones."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Scale(torch.autograd.Function):
 
 
 class StraightThrough(torch.autograd.Function):
-    """Its gradient is the gradient it is given, unchanged."""
+    """Returns the incoming gradient unchanged."""
 
     @staticmethod
     def forward(ctx, x):
@@ -76,7 +76,7 @@ class StraightThrough(torch.autograd.Function):
 
 
 class Overwrite(torch.autograd.Function):
-    """Writes to the gradient that it is given."""
+    """Writes to the incoming gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -88,7 +88,7 @@ class Overwrite(torch.autograd.Function):
 
 
 class Product(torch.autograd.Function):
-    """Two arguments alike."""
+    """The product of two arguments."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -127,7 +127,7 @@ class Transposed(torch.autograd.Function):
 
 
 class Wider(torch.autograd.Function):
-    """Its gradient is larger than its argument, and of another dtype, which autograd mends."""
+    """Its gradient is larger than its argument, and of another dtype, which autograd corrects."""
 
     @staticmethod
     def forward(ctx, x):
@@ -270,7 +270,7 @@ def test_backwards_that_follow_each_other_are_one_node(body, expected, tmp_path)
 
 
 class Watch(torch.autograd.Function):
-    """Notes in backward whether what calls after it saved is still there."""
+    """Records in backward whether tensors that later calls saved are still alive."""
 
     saved: ClassVar[list[weakref.ref[torch.Tensor]]] = []
     alive: ClassVar[list[int]] = []
@@ -305,7 +305,7 @@ def test_a_chain_runs_after_the_values_that_its_later_members_take():
 
 
 class Fail(torch.autograd.Function):
-    """Raises where it is told to."""
+    """Raises in the direction that a flag names."""
 
     where: ClassVar[str] = ""
     error: ClassVar[Exception] = KeyError("mine")
@@ -341,7 +341,7 @@ def test_an_exception_in_the_middle_of_a_chain_arrives_as_it_is(where, monkeypat
 
 
 class Hoard(torch.autograd.Function):
-    """Keeps all that it is given and returns."""
+    """Keeps all of its arguments and results."""
 
     values: ClassVar[list[tuple[torch.Tensor, torch.Tensor]]] = []
 
@@ -355,7 +355,7 @@ class Hoard(torch.autograd.Function):
 
     @staticmethod
     def keep(*values):
-        # An export may call it on tensors without memory; those are not for keeping.
+        # An export may call it on tensors without memory, which must not be kept.
         if all(type(value) is torch.Tensor for value in values):
             Hoard.values.extend((value.detach(), value.detach().clone()) for value in values)
         return values[-1]
@@ -404,7 +404,7 @@ class Negative(torch.autograd.Function):
 
 
 class Flat(torch.autograd.Function):
-    """Works on contiguous memory only."""
+    """Requires contiguous memory."""
 
     @staticmethod
     def forward(ctx, x):
@@ -448,7 +448,7 @@ def test_a_member_sees_values_as_they_are(body):
 
 
 class Shared(torch.autograd.Function):
-    """Returns a tensor that everybody can see."""
+    """Returns a global tensor."""
 
     value = torch.ones(3, 4)
 

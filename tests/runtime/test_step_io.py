@@ -1,4 +1,4 @@
-"""Values pass through a step without a copy, in C++ or by onnxruntime's Python interface, with one result."""
+"""Values pass through a step without a copy, in C++ or by onnxruntime's Python API, with equal results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 @pytest.fixture(params=["in C++", "by Python"])
 def way(request, monkeypatch) -> str:
-    """Sessions that somebody profiles are Python's; so are all where onnxruntime is too old."""
+    """Profiled sessions run by the Python API; so do all with an older onnxruntime."""
     if request.param == "by Python":
         monkeypatch.setattr(step_session, "active_tracer", lambda: object())
     return request.param

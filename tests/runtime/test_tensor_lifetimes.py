@@ -1,4 +1,4 @@
-"""What crosses from ONNX Runtime to PyTorch stays as it is, whatever is run or freed afterwards."""
+"""Tensors from ONNX Runtime keep their values in PyTorch, whatever is run or freed afterwards."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_gradients_do_not_share_memory():
 
 
 class Shelf(torch.autograd.Function):
-    """Returns, forward and backward, what it also keeps for later calls."""
+    """Returns, in forward and backward, tensors that it also keeps for later calls."""
 
     kept: ClassVar[dict[str, torch.Tensor]] = {}
 
@@ -76,14 +76,14 @@ class Shelf(torch.autograd.Function):
 
     @staticmethod
     def take(name, like, number):
-        # An export may call it on tensors without memory; those are not for keeping.
+        # An export may call it on tensors without memory, which must not be kept.
         if type(like) is not torch.Tensor:
             return torch.full_like(like, number)
         return Shelf.kept.setdefault(name, torch.full_like(like, number))
 
 
 class Kept(torch.nn.Module):
-    """Operators that could write over what the Function returns, in both directions."""
+    """Operators that could overwrite the Function's results, in both directions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_what_a_function_returns_and_keeps_is_never_written_over(start):
 
 
 class Twice(torch.nn.Module):
-    """One product, which a Function keeps, and its twin, which an operator may write over."""
+    """A product that a Function keeps, and an equal one that an operator may overwrite."""
 
     def __init__(self) -> None:
         super().__init__()

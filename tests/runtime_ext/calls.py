@@ -1,7 +1,7 @@
 """One call of a Function through the native policy, next to the same call in eager PyTorch.
 
-The memory of the tensors that a call is given counts as the runtime's: these helpers overwrite it as soon
-as the call has returned. What a Function keeps must survive that.
+The memory of a call's input tensors belongs to the runtime: these helpers overwrite it as soon as the call
+has returned. Tensors that a Function keeps must survive that.
 """
 
 from __future__ import annotations
@@ -126,14 +126,14 @@ def run_eager(
 def run_native(
     site: native.Site, arguments: Sequence[Any], gradients: Sequence[torch.Tensor | None]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-    """What :func:`run_eager` returns, from the native policy."""
+    """Return what :func:`run_eager` returns, from the native policy."""
     with InRun():
         outputs = run_forward(site, *(a for a in arguments if isinstance(a, torch.Tensor)))
         return outputs, run_backward(site, *gradients)
 
 
 def assert_same(found: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor | None]) -> None:
-    """Equal bit for bit; zeros stand for an undefined gradient, as a runtime has no such thing."""
+    """Assert equal bits; an undefined gradient equals zeros, as a runtime has no undefined values."""
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         if ours is None or theirs is None:
@@ -150,7 +150,7 @@ def check_against_eager(
     steps: int = 3,
     **overrides: Any,
 ) -> native.Site:
-    """Runs a few steps both ways on changing data and compares outputs and gradients."""
+    """Run a few steps both ways on changing data and compare outputs and gradients."""
     site = make_site(function, *arguments, **overrides)
     for step in range(steps):
         changed = [

@@ -12,7 +12,7 @@ from torch2ort.pythonop.native import native
 
 @pytest.fixture
 def layout_unknown() -> Iterator[None]:
-    """The extension asks torch who holds a tensor, as it does where it cannot read the count."""
+    """Have the extension ask torch for a tensor's holders, as it does where it cannot read the count."""
     assert not native.find_layout((), ())
     yield
     assert native.find_layout(*private.tensors_of_known_memory())
@@ -20,7 +20,7 @@ def layout_unknown() -> Iterator[None]:
 
 @pytest.fixture(params=["read", "asked"])
 def holders_known_by(request: pytest.FixtureRequest) -> str:
-    """Both ways in which the extension learns who holds a tensor."""
+    """Both ways in which the extension finds the holders of a tensor."""
     if request.param == "asked":
         request.getfixturevalue("layout_unknown")
     return request.param

@@ -1,4 +1,4 @@
-"""What backward is called with, and what becomes of the gradients it returns: as in eager."""
+"""The arguments of backward, and the treatment of the gradients it returns, are as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.runtime_ext.calls import (
 from torch2ort.errors import EngineError
 
 Function = torch.autograd.Function
-# Whether aliasing is noticed is test_memory_aliasing's concern.
+# test_memory_aliasing tests the warnings about aliasing.
 pytestmark = pytest.mark.filterwarnings("ignore::torch2ort.errors.Torch2OrtWarning")
 
 
@@ -32,7 +32,7 @@ def data(*shape: int) -> torch.Tensor:
 
 
 class Several(Function):
-    """Outputs with and without gradients, and two that are no tensors."""
+    """Outputs with and without gradients, and two that are not tensors."""
 
     materialize = True
     seen: list[Any]
@@ -92,7 +92,7 @@ def test_a_gradient_that_arrives_for_a_marked_output_counts_as_none() -> None:
 
 
 class Answer(Function):
-    """Backward returns what ``answer`` makes of the gradient."""
+    """Backward returns ``answer`` of the gradient."""
 
     answer: Callable[[torch.Tensor], Any] = staticmethod(lambda gradient: gradient)
 

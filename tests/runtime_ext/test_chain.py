@@ -20,7 +20,7 @@ _serial = itertools.count()
 
 
 class Times(Function):
-    """Two tensors; keeps them."""
+    """The product of two tensors; saves them."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ def times(shape: tuple[int, int] = (2, 3)) -> native.Site:
 
 
 def three(shape: tuple[int, int] = (2, 3)) -> tuple[native.Chain, list[native.Site]]:
-    """Computes ``w * (x * (h * x))`` in a chain of three sites."""
+    """A chain of three sites that computes ``w * (x * (h * x))``."""
     sites = [times(shape) for _ in range(3)]
     return native.Chain(key=f"chain{next(_serial)}", sites=tuple(sites), links=(-1, 1, 0)), sites
 
@@ -86,7 +86,7 @@ def test_what_passes_between_sites_is_not_copied() -> None:
         before = [site.copied_bytes for site in sites]
         step(chain)
         copied.append([site.copied_bytes - b for site, b in zip(sites, before, strict=True)])
-    # What a site keeps of the runtime's memory is a copy. A first backward works on one of its gradient, too.
+    # A site copies the runtime's memory that it keeps. A first backward works on a copy of its gradient.
     assert copied == [[48 + 24, 24 + 24, 24 + 24], [48, 24, 24], [48, 24, 24]]
 
 

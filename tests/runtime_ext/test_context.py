@@ -1,4 +1,4 @@
-"""The ctx object: torch's own surface, value for value and error for error."""
+"""The ctx object: torch's own interface, with equal values and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def context() -> native.Context:
 
 
 def eager_error(use: Callable[[Any, torch.Tensor], Any]) -> Exception:
-    """What ``use(ctx, x)`` in a forward makes ``apply`` raise."""
+    """The exception that ``apply`` raises for ``use(ctx, x)`` in a forward."""
 
     class Use(Function):
         @staticmethod
@@ -34,7 +34,7 @@ def eager_error(use: Callable[[Any, torch.Tensor], Any]) -> Exception:
 
 
 def native_error(use: Callable[[Any, torch.Tensor], Any], **overrides: Any) -> Exception:
-    """What the same forward raises in a site's call."""
+    """The exception that a site's call raises for the same forward."""
 
     class Use(Function):
         active = False
@@ -106,7 +106,7 @@ def test_mark_shared_storage_warns_as_torch_does() -> None:
 def test_misuse_raises_what_torch_raises(use: Callable[[Any, torch.Tensor], Any]) -> None:
     found, expected = native_error(use), eager_error(use)
     message = str(expected).replace("UseBackward", "Context")
-    # Before 2.15 torch leaves the type out at the end of this sentence.
+    # Before 2.15 torch omits the type at the end of this message.
     message = re.sub(r"but is $", "but is Tensor", message)
     assert (type(found), str(found).replace("torch2ort._native.", "")) == (type(expected), message)
 
@@ -133,7 +133,7 @@ def test_saved_tensors_are_the_saved_objects() -> None:
 def test_the_old_name_of_saved_tensors_warns_as_torch_does() -> None:
     ctx, x = context(), torch.ones(2, requires_grad=True)
     ctx.save_for_backward(x)
-    result = Look.apply(x)  # until torch 2.12 its node gives up what is saved with it
+    result = Look.apply(x)  # until torch 2.12 its node also releases the saved tensors
     with pytest.warns(DeprecationWarning, match="'saved_variables' is deprecated") as expected:
         assert len(result.grad_fn.saved_variables) == 1
     with pytest.warns(DeprecationWarning, match="'saved_variables' is deprecated") as found:
@@ -174,7 +174,7 @@ def test_saved_tensors_fill_when_forward_has_returned_as_in_eager() -> None:
 
 
 class Reassigns(Function):
-    """Sets ``ctx.to_save`` where it says nothing of what was saved, to more tensors than there were."""
+    """Sets ``ctx.to_save``, which has no effect on the saved tensors, to more tensors than were saved."""
 
     value: Any
 
@@ -237,7 +237,7 @@ def test_a_saved_tensor_that_was_written_since_raises_what_torch_raises() -> Non
         found = error_of(run_backward, site, torch.ones(2, 3))
     expected = error_of(y.backward)
     assert SaveBuffer.buffer._version == before + 1
-    # The hint at the end is not the same in every version of torch.
+    # The hint at the end differs between versions of torch.
     assert type(found) is type(expected)
     assert str(found).split(" Hint:")[0] == str(expected).split(" Hint:")[0]
 

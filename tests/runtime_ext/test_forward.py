@@ -1,4 +1,4 @@
-"""What forward is called with, and what may come back from it."""
+"""The arguments of forward, and the results that it may return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch2ort.errors import EngineError
 from torch2ort.pythonop.native import native
 
 Function = torch.autograd.Function
-# Whether aliasing is noticed is test_memory_aliasing's concern.
+# test_memory_aliasing tests the warnings about aliasing.
 pytestmark = pytest.mark.filterwarnings("ignore::torch2ort.errors.Torch2OrtWarning")
 
 
@@ -338,7 +338,7 @@ def test_calls_are_counted() -> None:
 
 
 def test_sizes_beside_a_zero_need_no_product() -> None:
-    """Their product is no 64-bit number; what is undefined in C++ is defined here."""
+    """The product of the other sizes overflows 64 bits, which would be undefined behaviour in C++."""
 
     class CountOf(torch.autograd.Function):
         @staticmethod

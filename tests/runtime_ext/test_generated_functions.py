@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.runtime_ext.calls import assert_same, make_site, run_eager, run_native
 
-# Whether aliasing is noticed is test_memory_aliasing's concern.
+# test_memory_aliasing tests the warnings about aliasing.
 pytestmark = pytest.mark.filterwarnings("ignore::torch2ort.errors.Torch2OrtWarning")
 
 KEEP = {
@@ -42,15 +42,15 @@ GIVE = {
 
 @dataclass
 class Plan:
-    """What one Function does."""
+    """The behaviour of one Function."""
 
-    needs: list[bool]  # one entry a tensor argument
-    constant: int  # position of the argument that is no tensor
+    needs: list[bool]  # one entry per tensor argument
+    constant: int  # position of the argument that is not a tensor
     keep: list[str]
     outputs: list[tuple[str, int]]
     give: list[str]
     materialize: bool
-    given: list[bool]  # which outputs have a gradient
+    given: list[bool]  # outputs that have a gradient
     saved: bool
 
 

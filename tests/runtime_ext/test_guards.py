@@ -1,4 +1,4 @@
-"""Guards compare with the state they found, by identity, and own what they compare."""
+"""Guards compare with the state at their creation, by identity, and own the objects that they compare."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ WRITES = {
 def test_each_way_to_write_to_a_dictionary_is_seen_after_it_was_seen_unchanged(kind: Kind, write: Any):
     thing = Thing()
     thing.a = object()
-    exec("", vars(thing))  # gives it its builtins, which are no change later
+    exec("", vars(thing))  # adds __builtins__, which is not a change later
     checks = guards(kind, vars(thing), "a" if kind is Kind.ENTRY else None)
     assert [checks.first_changed() for _ in range(3)] == [-1, -1, -1]
     write(vars(thing), thing)

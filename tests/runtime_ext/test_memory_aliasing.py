@@ -1,4 +1,4 @@
-"""Who owns which memory: what a Function keeps is safe, and what it returns is the runtime's alone."""
+"""Ownership of memory: tensors that a Function keeps are safe, and the runtime alone owns its results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def inner_graph(x: torch.Tensor) -> torch.Tensor:
 
 KEPT: list[Any] = []
 
-# How forward keeps its argument, and how backward gets its value back.
+# Ways for forward to keep its argument, and for backward to read it.
 WAYS: dict[str, tuple[Callable[[Any, torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
     "saved": (lambda ctx, x: ctx.save_for_backward(x), lambda ctx: ctx.saved_tensors[0]),
     "saved view": (lambda ctx, x: ctx.save_for_backward(x[1:]), lambda ctx: ctx.saved_tensors[0]),
@@ -89,7 +89,7 @@ def test_what_forward_keeps_survives_the_runtimes_writes(way: str) -> None:
 def test_an_argument_that_is_not_kept_is_not_copied() -> None:
     site = make_site(result(lambda x: (x.view(-1) * 2).view_as(x)), data(2, 3))
     copied = [copied_by(site, run_forward, torch.ones(2, 3)) for _ in range(3)]
-    assert copied == [24, 0, 0]  # the first call shows what is kept
+    assert copied == [24, 0, 0]  # the first call shows that nothing is kept
 
 
 class Triple(Function):
@@ -120,7 +120,7 @@ def test_an_inference_call_drops_its_context_before_it_looks_at_what_is_kept() -
 
 
 class KeepLater(Function):
-    """Keeps nothing in the first step, then one argument or the other."""
+    """Keeps nothing in the first step, and then one of the two arguments."""
 
     step = 0
 
@@ -294,7 +294,7 @@ def test_an_output_in_an_arguments_memory_is_copied_with_one_warning(
         run_forward(site, x)
     for _ in range(2):
         assert_same(run_forward(site, x), [make(x)])
-    assert site.copied_bytes == x.nbytes + 3 * make(x).numel() * 4  # the first call's argument is a copy too
+    assert site.copied_bytes == x.nbytes + 3 * make(x).numel() * 4  # the first call's argument is a copy, too
 
 
 def test_the_warning_names_the_map_that_saves_the_copy() -> None:

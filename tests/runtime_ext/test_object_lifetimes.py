@@ -1,4 +1,4 @@
-"""Nothing leaks, nothing is freed too early, and nothing is shared between threads that should not be."""
+"""No object leaks, is freed too early, or is shared between threads by mistake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Function = torch.autograd.Function
 
 
 class Scale(Function):
-    """Touches every kind of reference: saved, attribute, constant, output that is no tensor."""
+    """Uses every kind of reference: saved, attribute, constant, output that is not a tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, constant: object) -> tuple[torch.Tensor, object]:

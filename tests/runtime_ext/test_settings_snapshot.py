@@ -1,4 +1,4 @@
-"""Settings are read in one call, and described anew where one has changed."""
+"""Settings are read in one call, and described again where one has changed."""
 
 from __future__ import annotations
 

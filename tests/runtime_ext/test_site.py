@@ -1,4 +1,4 @@
-"""What a site accepts, and what it shows."""
+"""The arguments of a site, and its attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The extension reads who holds a tensor's memory, and who wrote to it, where torch counts that."""
+"""The extension reads the reference count of a tensor's memory and its version counter from torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def result() -> torch.Tensor:
-    """A tensor that torch allocated, as an operator of a Function gives it."""
+    """A tensor that torch allocated, as an operator of a Function returns it."""
     return torch.ones(6) * 2
 
 
@@ -147,10 +147,10 @@ class Double(Function):
 def bytes_copied(
     keep_result: Callable[[torch.Tensor], Any], keep_gradient: Callable[[torch.Tensor], Any]
 ) -> int:
-    """What the second step of a Function copies, whose result and gradient are kept as the arguments say.
+    """Bytes that the second step of a Function copies; the arguments keep its result and its gradient.
 
-    Both go on to other Functions of a chain. In the first step the tensors that it gets are copies, as it is
-    not known yet what it does with them.
+    Both are passed to other Functions of a chain. In the first step the Function gets copies, as its use of
+    the tensors is not known yet.
     """
     kept: list[Any] = []
 
@@ -187,7 +187,7 @@ def nothing(tensor: torch.Tensor) -> None:
 
 
 def weakly(tensor: torch.Tensor) -> StorageWeakRef:
-    """Ask for the storage, which torch goes on counting a handle for, and keep nothing of it alive."""
+    """Take a weak reference to the storage, whose handle torch continues to count; keep nothing alive."""
     return StorageWeakRef(tensor.untyped_storage())
 
 

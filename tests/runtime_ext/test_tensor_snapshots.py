@@ -1,4 +1,4 @@
-"""What a step notes of its tensors: their form, where they lie, how often they were written to."""
+"""Snapshots of a step's tensors: their form, their address, and their version counter."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_one_tensor_twice_differs_in_form_from_two():
 
 
 class Mine(torch.Tensor):
-    """A class of the user's."""
+    """A tensor class of the user's."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Found first by every Python that `make sanitize` starts: the extension is the one that watches itself."""
+"""Imported first by every Python that `make sanitize` starts: finds the extension with the sanitizers."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ class _Sanitized:
         return importlib.util.spec_from_file_location(name, _FILE)
 
 
-# Who only collects tests imports this, too.
+# A process that only collects tests imports this, too.
 if "libasan" in os.environ.get("LD_PRELOAD", ""):
     sys.meta_path.insert(0, _Sanitized)

@@ -1,4 +1,4 @@
-"""Shape inferers: sizes that go through a Function, and answers that cannot be true."""
+"""Shape inferers: sizes that propagate through a Function, and results that cannot be true."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch2ort.shape_infer import infer
 
 
 class Repeat(torch.autograd.Function):
-    """``x`` a number of times, by numpy, of whose sizes torch knows nothing."""
+    """Repeats ``x`` by numpy, so that torch does not know the sizes of the result."""
 
     @staticmethod
     def forward(ctx, x, times):
@@ -290,7 +290,7 @@ def test_an_inferers_exception_arrives_as_it_is():
 
 
 class OnlyMine(torch.autograd.Function):
-    """Runs on nothing that an export could make up."""
+    """Refuses data that an export makes up."""
 
     @staticmethod
     def forward(ctx, x):
@@ -372,7 +372,7 @@ def test_a_declared_write_of_a_forward_that_nobody_can_run_is_right():
 
 
 class Incumbent(torch.autograd.Function):
-    """Its ``infer_shape`` is as ORTModule had it."""
+    """Its ``infer_shape`` is in the form of onnxruntime's ORTModule."""
 
     @staticmethod
     def forward(ctx, x, times):

@@ -1,4 +1,4 @@
-"""The table of ``docs/registries.md`` says what exports give."""
+"""The table of ``docs/registries.md`` agrees with exports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "registries.md"
 ROW = r"^\| `(.*?)` \|\s*(.*?)\s*\|\s*(.*?)\s*\| (\d+) \| (\d+) \| `\[(.*)\]` \|$"
 ROWS = re.findall(ROW, PAGE.read_text(), re.MULTILINE)
 NAMES = [row[0] for row in ROWS]
-# torch 2.11 gives the length of a slice with such an end a name of its own.
+# torch 2.11 has a symbol of its own for the length of a slice with such an end.
 NAMED_ANEW = {"x[: n // 2]"} if TORCH_2_11 else set()
 
 

@@ -1,4 +1,4 @@
-"""Parts whose sizes are numbers of a run have those sizes, whatever they are."""
+"""Parts of a split whose sizes are computed in a run have those sizes in every run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch2ort
 
 
 class Experts(torch.nn.Module):
-    """Each row goes to the expert of its number; rows are sorted by it."""
+    """Each row is passed to the expert of its index; rows are sorted by expert."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sums, products and comparisons of sizes that a trace does once are those that it would do each time."""
+"""Sums, products and comparisons of sizes that a trace caches equal those that it would compute again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPERATIONS = {
 
 
 def sizes(*numbers: int) -> list[torch.SymInt]:
-    """Symbols of one trace of their own that were these numbers in the sample."""
+    """Symbols of a trace of their own, with these values in the sample."""
     return varying_sizes(numbers)[1]
 
 

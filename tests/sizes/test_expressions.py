@@ -1,4 +1,4 @@
-"""Sizes: one way to write them, and the values that they stand for."""
+"""Sizes: their canonical text, and their values."""
 
 from __future__ import annotations
 

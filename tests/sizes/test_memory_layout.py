@@ -1,4 +1,4 @@
-"""What is computed by a tensor's place in memory is the same for all tensors of one form."""
+"""Results that depend on a tensor's memory layout are the same for all tensors of one form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tensors(sizes: tuple[int, ...]) -> Iterator[torch.Tensor]:
 
 
 def behaviour(tensor: torch.Tensor) -> Hashable:
-    """Which copies PyTorch makes of a tensor, and in which order it fills one."""
+    """The copies that PyTorch makes of a tensor, and the order in which it fills one."""
     reshaped = [tensor.reshape(new).data_ptr() == tensor.data_ptr() for new in _shapes(tuple(tensor.shape))]
     formats = [torch.contiguous_format, *([torch.channels_last] if tensor.dim() == 4 else [])]
     contiguous = [tensor.is_contiguous(memory_format=format) for format in formats]

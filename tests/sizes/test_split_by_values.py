@@ -1,4 +1,4 @@
-"""A tensor split at a place that values decide, of which only one part is used."""
+"""A tensor that is split at an index that depends on values, and of which only one part is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of a program may hold for some only of the sizes that it was traced for."""
+"""A decomposed program may be valid for only some of the sizes that it was traced for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Sine(torch.nn.Module):
 
 
 def added(ask: Callable[[torch.Tensor], bool], dims: dict[int, torch.export.Dim]) -> list[str]:
-    """What a decomposition that asks for the argument's size adds."""
+    """The conditions that a decomposition adds by a query of its argument's size."""
 
     def sine(x: torch.Tensor) -> torch.Tensor:
         return torch.cos(x - torch.pi / 2) if ask(x) else torch.cos(torch.pi / 2 - x)

@@ -1,4 +1,4 @@
-"""Runs PythonOp nodes on the device of tests.stock.fake_runtime, and prints what happened as JSON."""
+"""Runs PythonOp nodes on the device of tests.stock.fake_runtime, and prints results and events as JSON."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def node_of(function: Any, *arguments: Any, writes_context: bool = False) -> Nod
 
 
 def events_of(call: Callable[..., list[Value]], *inputs: Value) -> tuple[list[Value], list[str], str]:
-    """What a call returned, what happened on the device, and its error."""
+    """Return a call's results, the events on the device, and its error."""
     device.events.clear()
     try:
         return call(*inputs), device.events[:], ""
@@ -82,7 +82,7 @@ def events_of(call: Callable[..., list[Value]], *inputs: Value) -> tuple[list[Va
 
 
 def calls(runtime: Runtime, node: Node) -> dict[str, Any]:
-    """Two calls of a Function with an output that somebody reads as the context."""
+    """Two calls of a Function with an output that is read as the context."""
     call = runtime.make(node)
     x, y = torch.randn(2, 3), torch.randn(4, 3)
     _, first, _ = events_of(call, device.put(x))
@@ -110,7 +110,7 @@ def keeping(runtime: Runtime, node: Node) -> dict[str, Any]:
 
 
 def refusal(runtime: Runtime, node: Node) -> dict[str, Any]:
-    """A node on the device before anybody asked for it."""
+    """A node on the device before ``try_cuda`` was called."""
     try:
         runtime.make(node)
     except RuntimeError as error:
@@ -119,7 +119,7 @@ def refusal(runtime: Runtime, node: Node) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what each of the scenarios above gives."""
+    """Print the result of each of the scenarios above."""
     scale = node_of(Scale, 3.0, writes_context=True)
     scenarios = {
         "calls": (calls, scale),

@@ -1,6 +1,6 @@
 """Runs training steps (PythonOp, then PythonOpGrad) on the device of tests.stock.fake_runtime.
 
-Prints what happened as JSON.
+Prints results and events as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ raised: list[Exception] = []
 
 
 class Product(torch.autograd.Function):
-    """Keeps both of its arguments, and its result."""
+    """Saves both of its arguments, and its result."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -119,7 +119,7 @@ class BeginsToKeep(Double):
     @staticmethod
     def forward(ctx, x):
         BeginsToKeep.calls += 1
-        ctx.late = BeginsToKeep.calls > 2  # the site's making is the first
+        ctx.late = BeginsToKeep.calls > 2  # the first run is that of the site's creation
         with device.work("forward"):
             return x * 2
 
@@ -130,9 +130,9 @@ class Step:
     """A forward and a backward node over the same Functions.
 
     Args:
-        runtime: makes the kernels.
-        callees: what forward and backward nodes call.
-        counts: of tensor arguments, of outputs, and of arguments that need a gradient.
+        runtime: the runtime that makes the kernels.
+        callees: the callees of the forward and the backward node.
+        counts: numbers of tensor arguments, of outputs, and of arguments that need a gradient.
         gradients: positions of the outputs that have a gradient; all by default.
     """
 
@@ -177,8 +177,8 @@ def parameter() -> torch.Tensor:
 def run_step(
     step: Step, *inputs: torch.Tensor, grads: Sequence[torch.Tensor], run: Any = None
 ) -> dict[str, Any]:
-    """One step, in which the runtime writes over the inputs between forward and backward."""
-    run = native.Run() if run is None else run  # an empty one is false
+    """Run one step, in which the runtime overwrites the inputs between forward and backward."""
+    run = native.Run() if run is None else run  # an empty list is false
     values = [device.put(x.detach()) for x in inputs]
     with contexts_in(run, without_grad=True):
         outputs, forward, error = events_of(step.forward, *values)
@@ -201,7 +201,7 @@ def run_step(
 def told(
     found: dict[str, Any], outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
 ) -> dict[str, Any]:
-    """The same as JSON, with whether values are eager's."""
+    """Return the results as JSON, with whether values equal eager PyTorch's."""
 
     def equal(values: Sequence[Value], expected: Sequence[torch.Tensor]) -> bool:
         pairs = zip(values, expected, strict=True)
@@ -215,7 +215,7 @@ def told(
 
 
 def steps(runtime: Runtime) -> list[dict[str, Any]]:
-    """Two steps of a Function that keeps its arguments and its result."""
+    """Two steps of a Function that saves its arguments and its result."""
     site = make_site(Product, parameter(), parameter())
     step = Step(runtime, (site, site), (2, 1, 2))
     found = []
@@ -227,7 +227,7 @@ def steps(runtime: Runtime) -> list[dict[str, Any]]:
 
 
 def chain(runtime: Runtime) -> list[dict[str, Any]]:
-    """Two steps of two Functions behind each other, one node each way."""
+    """Two steps of two Functions in a row, which are one node in each direction."""
     members = (make_site(Double, parameter()), make_site(Product, parameter(), parameter()))
     made = [native.Chain(key=f"chain {i}", sites=members, links=(-1, 0)) for i in range(2)]
     step = Step(runtime, made, (2, 1, 2))
@@ -248,7 +248,7 @@ def left_out(runtime: Runtime) -> dict[str, Any]:
 
 
 def missing(runtime: Runtime) -> dict[str, Any]:
-    """A backward of which one output has no gradient: zeros are made on the device."""
+    """A backward without the gradient of one output: zeros are made on the device."""
     site = make_site(Twins, parameter())
     x, grad = parameter(), torch.randn(2, 3)
     step = Step(runtime, (site, site), (1, 2, 1), gradients=[1])
@@ -264,14 +264,14 @@ def failure(runtime: Runtime) -> dict[str, Any]:
 
 
 def of_the_host(runtime: Runtime) -> str:
-    """A backward that gives a gradient in the host's memory."""
+    """A backward that returns a gradient in the host's memory."""
     site = make_site(GivesTheHosts, parameter())
     found = run_step(Step(runtime, (site, site), (1, 1, 1)), parameter(), grads=[torch.ones(2, 3)])
     return found["error"].split(" [")[0]
 
 
 def keeping(runtime: Runtime) -> list[bool]:
-    """Whether gradients that a backward keeps are as they were, though the runtime wrote over its own."""
+    """Return for each kept gradient whether it is unchanged, though the runtime overwrote its own."""
     site = make_site(KeepsGradients, parameter())
     step, given = Step(runtime, (site, site), (1, 1, 1)), [torch.randn(2, 3) for _ in range(3)]
     kept.clear()
@@ -281,7 +281,7 @@ def keeping(runtime: Runtime) -> list[bool]:
 
 
 def late(runtime: Runtime) -> list[str]:
-    """The errors of steps of which the second begins to keep its gradients."""
+    """The errors of steps, the second of which begins to keep its gradients."""
     site = make_site(BeginsToKeep, parameter())
     step = Step(runtime, (site, site), (1, 1, 1))
     kept.clear()
@@ -331,7 +331,7 @@ def kernel(runtime: Runtime) -> dict[str, Any]:
 
 
 def donated(runtime: Runtime) -> str:
-    """The error of a value of the device's that is donated to a node on the CPU."""
+    """The error for a value on the device that is donated to a node on the CPU."""
     node = onnx.helper.make_node("Donated", [], ["x"], "x", index=[0])
     call = runtime.make(Node(node, [], [FLOAT]), "CPUExecutionProvider")
     run = native.Run()
@@ -341,7 +341,7 @@ def donated(runtime: Runtime) -> str:
 
 
 def main() -> None:
-    """Print what each of the scenarios above gives."""
+    """Print the result of each of the scenarios above."""
     runtime = Runtime(device)
     stock.try_cuda()
     lend_device_to_torch(device, on_host=lambda tensor: any(tensor is host for host in hosts))

@@ -1,10 +1,10 @@
 """An onnxruntime made up of Python functions, with a CUDA device of ordinary memory.
 
-It takes the place of one with the CUDAExecutionProvider, which makes no kernel without a GPU, and runs single
-nodes in torch2ort's library. To be used in a process of its own, as the library remembers its runtime.
+It replaces an onnxruntime with the CUDAExecutionProvider, which makes no kernel without a GPU, and runs
+single nodes in torch2ort's library. Use it in a process of its own, as the library remembers its runtime.
 
-The device's memory can be touched only inside of :meth:`Device.work`, in which the operators of PyTorch run
-that a GPU would run; anybody else who does so ends the process. The slots are those of
+The device's memory is accessible only inside of :meth:`Device.work`, in which PyTorch's operators run that a
+GPU would run; any other access ends the process. The slots are those of
 runtime_ext/custom_op/ort_api.h.
 """
 
@@ -47,7 +47,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class Value:
-    """A tensor of the runtime's."""
+    """A tensor of the runtime."""
 
     address: int
     sizes: Any
@@ -55,14 +55,14 @@ class Value:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """A copy that the host can read."""
+        """A copy in the host's memory."""
         dtype = {onnx.TensorProto.FLOAT: torch.float32, onnx.TensorProto.INT64: torch.int64}[self.type]
         data = ctypes.string_at(self.address, math.prod(self.sizes) * dtype.itemsize)
         return torch.frombuffer(bytearray(data), dtype=dtype).view(*self.sizes)
 
 
 class Device:
-    """Memory that nobody may touch but PyTorch's operators, and a list of what they did."""
+    """Memory that only PyTorch's operators may access, and a list of events."""
 
     def __init__(self, size: int = 1 << 20) -> None:
         self._pages = mmap.mmap(-1, size)
@@ -86,14 +86,14 @@ class Device:
             self._protect(False)
 
     def allocate(self, sizes: Sequence[int], type_: int) -> Value:
-        """Memory for a tensor with at most eight bytes an element."""
+        """Allocate memory for a tensor with at most eight bytes per element."""
         address = self._base + self._used
         self._used += (math.prod(sizes) * 8 + 63) // 64 * 64
         assert self._used <= self._size
         return Value(address, (c_int64 * len(sizes))(*sizes), type_)
 
     def put(self, tensor: torch.Tensor) -> Value:
-        """A float tensor of the host's, on the device."""
+        """Copy a float tensor of the host to the device."""
         value = self.allocate(tensor.shape, onnx.TensorProto.FLOAT)
         with self.work("put"):
             ctypes.memmove(value.address, tensor.data_ptr(), tensor.nbytes)
@@ -105,13 +105,13 @@ class Device:
             ctypes.memset(value.address, byte, value.tensor.nbytes)
 
     def get(self, value: Value) -> torch.Tensor:
-        """A tensor of the device's, on the host."""
+        """Copy a tensor of the device to the host."""
         with self.work("get"):
             return value.tensor
 
 
 class Stream:
-    """What PyTorch's stream context is to the library."""
+    """A substitute for PyTorch's stream context, as the library uses it."""
 
     def __init__(self, device: Device, address: int, number: int) -> None:
         self._events, self._name = device.events, f"stream {address:#x} of device {number}"
@@ -137,7 +137,7 @@ class Node:
 
 
 class Runtime:
-    """The runtime: one call at a time. To be made once a process."""
+    """The runtime: one call at a time. Make one per process."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -155,7 +155,7 @@ class Runtime:
         self._register()
 
     def make(self, node: Node, provider: str = "CUDAExecutionProvider") -> Callable[..., list[Value]]:
-        """A kernel of the library's for ``node``; ``RuntimeError`` with its message if it refuses."""
+        """Return a kernel of the library for ``node``; a refusal raises RuntimeError with its message."""
         self.node = node
         named = node.proto.op_type.encode(), provider.encode()
         (fields,) = [
@@ -262,7 +262,7 @@ class Runtime:
         def read_output_name(info, index, out, size):
             write(self.node.proto.output[index].encode(), out, size)
 
-        # The type stands for its description.
+        # The type serves as its own description here.
         @self._slot(234, c_void_p, c_size_t, POINTER(c_void_p))
         def describe_input(info, index, out):
             out[0] = self.node.inputs[index]
@@ -337,24 +337,24 @@ class _Managed(ctypes.Structure):
 
 _EXCHANGE = b"dlpack_exchange_api"
 _get_pointer = PYFUNCTYPE(c_void_p, py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-_lent: list[Any] = []  # for good, as the library holds their addresses
+_lent: list[Any] = []  # kept alive for good, as the library holds their addresses
 
 
 def on_device(capsule: Any) -> Any:
-    """A DLPack capsule of the host's, relabelled as one of the device's."""
+    """Relabel a DLPack capsule of the host as one of the device."""
     _DLTensor.from_address(_get_pointer(capsule, b"dltensor")).device_type = DEVICE_TYPE
     return capsule
 
 
 def lend_device_to_torch(lent: Device, on_host: Callable[[torch.Tensor], bool]) -> None:
-    """Let a PyTorch without CUDA take part, as if the device's memory and its own results were CUDA's.
+    """Make a PyTorch without CUDA treat the device's memory and its own results as CUDA tensors.
 
     Tensors that pass between PyTorch and the library are relabelled, and the operators that the library
-    itself calls are noted.
+    itself calls are recorded.
 
     Args:
-        lent: whose memory it is.
-        on_host: whether a tensor that the library asks about shall count as the host's.
+        lent: the device that owns the memory.
+        on_host: whether a tensor that the library asks about is reported as the host's.
     """
     capsule = torch.Tensor.__dlpack_c_exchange_api__
     make = PYFUNCTYPE(py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))

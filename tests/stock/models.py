@@ -41,7 +41,7 @@ class Squares(torch.nn.Module):
 
 @contextlib.contextmanager
 def registered(*functions: type[torch.autograd.Function]) -> Iterator[None]:
-    """Make Functions resolvable by name while inside."""
+    """Make Functions resolvable by name inside of the context."""
     for function in functions:
         torch2ort.register_function(function)
     try:
@@ -62,7 +62,7 @@ def plain_options(**settings: Any) -> Any:
 
 
 def plain_session(model: Any, **settings: Any) -> Any:
-    """An InferenceSession that torch2ort had no hand in: a path, or a model."""
+    """An InferenceSession made without torch2ort, from a path or a model."""
     if isinstance(model, onnx.ModelProto):
         model = model.SerializeToString()
     return onnxruntime.InferenceSession(model, plain_options(**settings), providers=["CPUExecutionProvider"])
@@ -76,7 +76,7 @@ def run(session: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def python_op(function: type[torch.autograd.Function], *arguments: Any) -> onnx.NodeProto:
-    """The PythonOp node of one call; tensors among the arguments become inputs."""
+    """The PythonOp node of one call; tensor arguments become inputs."""
     tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
 
     def call(*given):

@@ -1,4 +1,4 @@
-"""A session that does one call of an operator of PyTorch."""
+"""A session that runs one call of a PyTorch operator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ELEMENTS = {
 
 
 def in_python(text: str, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """What the Function gives."""
+    """The results of the Function."""
     with torch.no_grad():
         return decode_call(text)(tensors)
 
@@ -38,11 +38,11 @@ class OneNode:
     """A session of one node.
 
     Args:
-        function: what it calls.
-        text: the first argument of that, before the tensors.
-        example: tensors of the types and ranks that the call gets.
-        outputs: what it gives for these.
-        read: of each output, whether somebody reads it.
+        function: the Function that the node calls.
+        text: the Function's first argument, before the tensors.
+        example: tensors with the types and ranks of the call's arguments.
+        outputs: the Function's results for these.
+        read: for each output, whether it is used.
     """
 
     def __init__(
@@ -101,18 +101,18 @@ class OneNode:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the node may do without Python."""
+        """True if the node may run without Python."""
         return isinstance(self._callees[0], native.DirectCall)
 
     @property
     def site(self) -> native.Site:
-        """What does the call in Python."""
+        """The site that runs the call in Python."""
         (callee,) = self._callees
         return callee.site if isinstance(callee, native.DirectCall) else callee
 
     @property
     def python_calls(self) -> int:
-        """How often Python was called."""
+        """Number of calls of Python."""
         return self.site.calls
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -136,7 +136,7 @@ class OneCall(OneNode):
         operator: an overload.
         arguments: as :func:`encode_call` takes them.
         keywords: likewise.
-        example: tensors of the types and ranks that the call gets.
+        example: tensors with the types and ranks of the call's arguments.
         orders: as :func:`encode_call` takes them.
     """
 

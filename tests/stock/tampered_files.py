@@ -1,4 +1,4 @@
-"""Files that somebody has tampered with, and what becomes of each; run as a program, as one may end it.
+"""Tampered files, and the outcome of each; run as a program, as a file may end the process.
 
 ``python -m tests.stock.tampered_files KIND saved.onnx N`` prints lines of JSON of every Nth file: its name,
 and whether it was ``refused`` by name, ``ran``, was ``stopped`` in a run, or ``raised`` another error.
@@ -46,7 +46,7 @@ HOSTILE_JSON: list[Any] = [
 
 
 class Into(torch.autograd.Function):
-    """Its output is its argument's memory, which it has written to."""
+    """Its output is its argument's memory, which it overwrites."""
 
     @staticmethod
     def forward(ctx, x):
@@ -71,14 +71,14 @@ class Mixed(torch.nn.Module):
 
 
 def save(path: Path) -> None:
-    """The file that is tampered with."""
+    """Save the file that is tampered with."""
     torch.manual_seed(1)
     torch2ort.register_inplace_map(Into, forward={0: 0}, backward={0: 0})
     torch2ort.export(Mixed().eval(), torch.ones(2, 4)).save(path)
 
 
 def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
-    """Replace one attribute; ``None`` takes it off."""
+    """Replace one attribute; ``None`` removes it."""
     kept = [a for a in node.attribute if a.name != name]
     del node.attribute[:]
     node.attribute.extend(kept)
@@ -146,7 +146,7 @@ def _of_metadata(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.ModelProto]
 def _of_nested(
     model: onnx.ModelProto, data: dict[str, Any], field: str
 ) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Each place of a schema's own JSON, one hostile value at a time."""
+    """Yield files with one hostile value at a time in each place of a schema's JSON."""
     document = json.loads(data[field])
     for place in _places(document):
         for value in (None, -1, BIG, 10**40, "", "load", [], {}, [BIG], {"int": "9" * 5000}):
@@ -272,7 +272,7 @@ def _described(path: Path) -> str:
 
 
 def main() -> None:
-    """Try the files; none may cost ten seconds, or a quarter of a GiB more than the dearest before."""
+    """Try the files; none may take ten seconds, or a quarter of a GiB more than the largest before it."""
     kind, saved = sys.argv[1], Path(sys.argv[2])
     faulthandler.enable()
     for function in (Constants, Square):

@@ -1,4 +1,4 @@
-"""Operators of PyTorch that a node calls in C++ give what the Function gives, bit for bit."""
+"""PyTorch operators that a node calls in C++ give the Function's results, bit for bit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbers(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    # A tensor without elements may come with any strides, and as bytes it may not be seen with some.
+    # A tensor without elements may have any strides, some of which a view as bytes does not support.
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
@@ -42,14 +42,14 @@ def assert_equal_bits(found: list[torch.Tensor], expected: tuple[torch.Tensor, .
 
 
 def assert_direct(call: OneCall, *tensors: torch.Tensor) -> None:
-    """It gives the Function's results, and Python is called the first time alone."""
+    """Assert that the call gives the Function's results, and calls Python the first time alone."""
     expected = in_python(call.text, tensors)
     for _ in range(3):
         assert_equal_bits(call(*tensors), expected)
     assert call.python_calls == 1
 
 
-# What each takes: arguments, sizes of the tensors, keywords and orders of the results.
+# For each operator: arguments, sizes of the tensors, keywords and orders of the results.
 OPERATORS = {
     "mm": (aten.mm.default, given(0, 1), [(5, 4), (4, 3)], {}, []),
     "mm of transposed": (aten.mm.default, [*permuted([1, 0], 0), *given(1)], [(4, 5), (4, 3)], {}, []),

@@ -1,4 +1,4 @@
-"""Functions that follow each other directly are one node of a session, and give what they give in eager."""
+"""Functions that follow each other directly are one node of a session, with eager PyTorch's results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Identity(torch.autograd.Function):
 
 
 class Keep(torch.autograd.Function):
-    """Keeps what it is given and what it returns."""
+    """Keeps its argument and its result in a class attribute."""
 
     kept: ClassVar[list[torch.Tensor]] = []
 
@@ -94,7 +94,7 @@ def test_a_call_whose_value_is_read_twice_stays_apart():
 
 
 class Fail(torch.autograd.Function):
-    """Raises if told to."""
+    """Raises if a flag is set."""
 
     error: ClassVar[Exception | None] = None
 

@@ -87,7 +87,7 @@ def flip(saved: Path, kind: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_flip_of_a_bit_is_an_error_of_load(saved):
-    # Before it, onnxruntime reports what it tries next.
+    # Before the error, onnxruntime reports its next attempt.
     assert flip(saved, "loaded").stdout.splitlines()[-1:] == ["{'refused': 1000, 'ran': 0}"]
 
 
@@ -100,7 +100,7 @@ def test_flips_end_in_an_error_or_a_run_of_a_plain_session(saved):
 
 
 def rewritten(saved: Path, edit: Callable[[onnx.ModelProto], object]) -> Path:
-    """The file as another tool writes it after an edit."""
+    """Edit the file and write it as another tool does."""
     model = onnx.load(saved)
     edit(model)
     onnx.save(model, saved)

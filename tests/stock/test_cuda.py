@@ -1,6 +1,6 @@
-"""On CUDA a Function runs on onnxruntime's stream, with eager's results, once somebody has asked for it.
+"""On CUDA a Function runs on onnxruntime's stream, with eager PyTorch's results, after ``try_cuda``.
 
-Without a GPU, the library runs on a device that is made up (tests.stock.fake_runtime).
+Without a GPU, the library runs on an emulated device (tests.stock.fake_runtime).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_a_run_that_is_captured_as_a_graph_is_refused(capturing):
 
 
 class Streams(torch.autograd.Function):
-    """Notes the stream that it runs on, and fails where PyTorch waits for the device."""
+    """Records the stream that it runs on, and fails where PyTorch waits for the device."""
 
     seen: ClassVar[list[int]] = []
 
@@ -165,7 +165,7 @@ BODIES = {
     ]
 )
 def provider(request) -> str:
-    """The CPU shows that the tests are right."""
+    """A provider; the run on the CPU shows that the tests themselves are right."""
     if request.param == "CUDAExecutionProvider":
         stock.try_cuda()
     return request.param

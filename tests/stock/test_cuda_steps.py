@@ -1,6 +1,6 @@
-"""On CUDA a step's Functions run forward and backward on onnxruntime's stream, and the host touches nothing.
+"""On CUDA a step's Functions run on onnxruntime's stream in both directions, without access from the host.
 
-The library runs on a device that is made up (tests.stock.fake_runtime): whoever touches its memory outside of
+The library runs on an emulated device (tests.stock.fake_runtime): an access to its memory outside of
 PyTorch's operators ends the process.
 """
 
@@ -102,7 +102,7 @@ def test_contexts_that_are_kept_serve_a_second_backward(emulated):
 
 
 def test_an_operator_of_pytorch_is_called_in_python_on_the_stream(emulated):
-    # In C++ it would be the CPU's kernel.
+    # In C++ the CPU's kernel would run.
     assert emulated["kernel"]["direct"]
     assert emulated["kernel"]["calls"] == [[[ENTER, "forward", COPY, "exit"], True]] * 3
 

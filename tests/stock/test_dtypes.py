@@ -1,4 +1,4 @@
-"""Operators give eager's results in every dtype, of which ONNX Runtime has kernels for some only."""
+"""Operators give eager PyTorch's results in every dtype, though ONNX Runtime has kernels for only some."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.ops.kernel_types import CODES, found
 from torch2ort.runtime._ort_private import version
 from torch2ort.symbolics.kernel_types import kernel_types
 
-# Types that differ in kernels alone, and the oldest runtime, which has other kernels.
+# Dtypes that differ in kernels alone, and the oldest runtime, which has other kernels.
 ALIKE = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16}
 LONG = set(dtypes.DTYPES) if version() < (1, 20) else ALIKE
 
@@ -92,7 +92,7 @@ def test_a_sum_of_integers_has_all_of_its_digits_and_wraps(dtype):
 
 
 class Hidden(torch.nn.Module):
-    """One operator that torch.onnx makes several of."""
+    """One operator that torch.onnx translates to several."""
 
     def forward(self, x):
         return torch.nn.functional.silu(x)

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def printed(name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What an example prints, run in this process, which has torch already."""
+    """Return the output of an example, run in this process, which has imported torch already."""
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     return capsys.readouterr().out
 
@@ -47,7 +47,7 @@ def test_the_list_names_every_example() -> None:
 
 
 def run(name: str) -> list[str]:
-    """What an example prints in a process of its own, by lines."""
+    """Return the lines that an example prints in a process of its own."""
     command = [sys.executable, EXAMPLES / f"{name}.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """Models that protobuf cannot serialize keep their weights in a file beside the model's own.
 
-The limit is lowered here: the real one was tried with 2.3 GiB of weights, and with one weight above 2 GiB.
+The limit is lowered here; the real one was tested with 2.3 GiB of weights, and with one weight above 2 GiB.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_a_call_and_a_session_give_eagers_results(large):
 def test_the_weights_are_saved_beside_the_model_and_come_back(large, tmp_path):
     exported, x, expected = large
     path = tmp_path / "model.onnx"
-    for _ in range(2):  # the second replaces what the first wrote
+    for _ in range(2):  # the second file replaces the first
         exported.save(path)
         assert sorted(os.listdir(tmp_path)) == ["model.onnx", "model.onnx.data"]
         assert path.stat().st_size < LIMIT < path.with_name("model.onnx.data").stat().st_size < 2 * LIMIT
@@ -61,7 +61,7 @@ def test_nothing_is_left_behind(large, tmp_path, monkeypatch):
 
 
 def test_a_weight_is_written_where_it_stays(monkeypatch):
-    """Neither by ctypes.string_at, whose size is a C int, nor as a copy in a list, which is serialized."""
+    """It is not copied by ctypes.string_at, whose size is a C int, or into a list, which is serialized."""
     module, x = torch2ort.ORTModule(Model()).eval(), torch.randn(3, 64)
     module(x)
     assert len(module.exported.python_ops) == 1

@@ -1,4 +1,4 @@
-"""A loaded file refuses the indices that eager refuses, with its error; a plain session does as ONNX says."""
+"""A loaded file refuses the same indices as eager PyTorch, with its error; a plain session follows ONNX."""
 
 from __future__ import annotations
 

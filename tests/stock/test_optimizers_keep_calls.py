@@ -1,4 +1,4 @@
-"""A plain session's optimisers leave each call of a Function as it is: none is merged, folded or dropped."""
+"""The optimizers of a plain session keep each call of a Function: none is merged, folded or dropped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Noise(Function):
 
 
 class Model(torch.nn.Module):
-    """Equal calls on an input and on a constant, and one whose result nobody reads."""
+    """Equal calls on an input and on a constant, and one whose result is unused."""
 
     def __init__(self) -> None:
         super().__init__()

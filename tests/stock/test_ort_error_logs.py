@@ -1,4 +1,4 @@
-"""An error is all that is said of a failure: onnxruntime's own lines about it are not in front of it."""
+"""A failure is reported by an error alone: onnxruntime does not log its own lines before it."""
 
 from __future__ import annotations
 

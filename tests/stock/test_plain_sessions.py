@@ -1,4 +1,4 @@
-"""A saved file in a plain onnxruntime.InferenceSession gives what the model gives in eager PyTorch."""
+"""A saved file in a plain onnxruntime.InferenceSession gives the model's results in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_every_element_type_arrives_and_leaves_as_it_is(dtype):
 
 
 class Mixed(torch.autograd.Function):
-    """Types of outputs that follow from no input."""
+    """Output types that do not follow from an input."""
 
     @staticmethod
     def forward(ctx, x, index, mask):

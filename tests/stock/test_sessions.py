@@ -20,7 +20,7 @@ class MineError(Exception):
 
 
 class Picky(torch.autograd.Function):
-    """Raises the very object that a large input asks for."""
+    """Raises the exception object that ``errors`` has for the sum of its input."""
 
     errors: ClassVar[dict[float, BaseException]] = {}
 

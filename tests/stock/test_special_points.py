@@ -1,4 +1,4 @@
-"""Exports give eager's values at kinks, ties and zeros, of infinities, NaN, and the smallest numbers."""
+"""Exports give eager PyTorch's values at kinks, ties, zeros, infinities, NaN, and the smallest numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch2ort
 from tests.ops import special_points as sp
 
-# Eager's own kernels do not agree about the sign of infinity, at the zeros, and about gelu's end.
+# Eager PyTorch's own kernels disagree on the sign of infinity, at zeros, and on GELU at infinity.
 _UNDEFINED = frozenset({"rsqrt", "pow -0.5", "gelu"})
 GROUPS = {
     "one operand": (sp.UNARY, (sp.FINITE,)),
@@ -41,7 +41,7 @@ def test_an_export_is_equal_to_eager_at_special_points(group):
     operators, points = GROUPS[group]
     inputs = {name: points for name in operators}
     found, expected = exported(operators, inputs)(inputs), sp.Points(operators).eval()(inputs)
-    # ONNX Runtime's pools begin at the smallest number, which is above minus infinity.
+    # ONNX Runtime's pools start at the smallest finite number, which is above minus infinity.
     pools = {name for name in operators if "max_pool" in name} if group == "odd rows" else set()
     for name in operators.keys() - _UNDEFINED - pools:
         torch.testing.assert_close(

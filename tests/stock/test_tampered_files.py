@@ -1,4 +1,4 @@
-"""Whatever the attributes of a file say, it is refused by name or runs, and costs nothing to speak of."""
+"""A file with any attributes is refused by name or runs, at little cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mixed(tmp_path_factory) -> Path:
 
 
 def outcomes(mixed: Path, kind: str, every: int) -> dict[str, str]:
-    """What came of every so manieth tampered file, in a process of its own."""
+    """Return the outcome of each ``every``-th tampered file, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.stock.tampered_files", kind, str(mixed), str(every)],
         capture_output=True,
@@ -40,7 +40,7 @@ def outcomes(mixed: Path, kind: str, every: int) -> dict[str, str]:
 
 
 def failed(found: dict[str, str]) -> dict[str, str]:
-    """Those that ended in neither a refusal by name, nor a run, nor an error that a run may end in."""
+    """Return the outcomes other than a refusal by name, a run, or an expected error of a run."""
     return {name: o for name, o in found.items() if o.partition(":")[0] not in ("refused", "stopped", "ran")}
 
 

@@ -1,4 +1,4 @@
-"""Who holds which memory: nothing that a Function keeps changes, and nothing is copied without need."""
+"""Ownership of memory: tensors that a Function keeps do not change, and none is copied without need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ passes_outputs_on = pytest.mark.skipif(
 
 
 class Between(torch.nn.Module):
-    """A Function whose input and output onnxruntime may write to: both are its own."""
+    """A Function whose input and output onnxruntime may overwrite, as it owns both."""
 
     def __init__(self, function: type[torch.autograd.Function]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def exported(function: type[torch.autograd.Function], size: int) -> torch2ort.Ex
 
 
 class KeepsInput(torch.autograd.Function):
-    """Keeps its input, a view of it, and its input as an array's memory."""
+    """Keeps its input, a view of it, and an array over its memory."""
 
     kept: ClassVar[list[object]] = []
 
@@ -81,7 +81,7 @@ class KeepsOutput(torch.autograd.Function):
 
 
 class KeepsView(torch.autograd.Function):
-    """Keeps a view of what it returns."""
+    """Keeps a view of its result."""
 
     views: ClassVar[list[torch.Tensor]] = []
 
@@ -94,7 +94,7 @@ class KeepsView(torch.autograd.Function):
 
 
 class KeepsStorage(torch.autograd.Function):
-    """Keeps the storage of what it returns, and no tensor."""
+    """Keeps the storage of its result, and no tensor."""
 
     storages: ClassVar[list[torch.UntypedStorage]] = []
 
@@ -143,7 +143,7 @@ def test_an_output_that_the_function_keeps_does_not_change(function, kept, expec
 
 
 class Records(torch.autograd.Function):
-    """Notes where its tensors lie."""
+    """Records the addresses of its tensors."""
 
     addresses: ClassVar[list[tuple[int, int]]] = []
 
@@ -291,7 +291,7 @@ def test_a_function_that_writes_into_its_argument_leaves_the_callers_tensor_alon
 
 
 class Aliases(torch.autograd.Function):
-    """Every output is memory of the input or of another output."""
+    """Every output shares memory with the input or another output."""
 
     @staticmethod
     def forward(ctx, x):
@@ -334,7 +334,7 @@ def test_sizes_that_change_from_call_to_call_come_out_right():
 
 
 class RecordsGradients(torch.autograd.Function):
-    """Notes where the gradients lie that it gets and gives, and keeps what it gives if asked to."""
+    """Records the addresses of incoming and returned gradients, and keeps the latter on request."""
 
     addresses: ClassVar[list[tuple[int, int]]] = []
     kept: ClassVar[list[torch.Tensor] | None] = None

@@ -1,4 +1,4 @@
-"""A file from a stranger runs nothing but what was registered, and damage ends in an error that names it."""
+"""An untrusted file runs registered Functions alone, and a damaged one ends in an error that names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page in headless Chromium that reports what it found, over a static server."""
+"""A page in headless Chromium, over a static server, that posts a report."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NEEDS_BROWSER = [
 
 
 def reported(site: Path, page: str, profile: Path, seconds: float = 100) -> dict[str, Any]:
-    """What a page posts to ``report``.
+    """Return the JSON that a page posts to ``report``.
 
     Args:
         site: a folder that is served.
         page: a file in it.
         profile: an empty folder for the browser.
-        seconds: how long to wait.
+        seconds: time limit.
     """
     found: queue.Queue[dict[str, Any]] = queue.Queue()
 

@@ -1,4 +1,4 @@
-"""A model of one layer around whatever a test calls."""
+"""A model of one layer around a test's function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Around(torch.nn.Module):
-    """``call`` with the model and a linear layer's result; ``held`` is the model's to keep."""
+    """Calls ``call`` with the model and a linear layer's result; ``held`` is an attribute."""
 
     def __init__(self, call, held=None) -> None:
         super().__init__()

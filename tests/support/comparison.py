@@ -34,7 +34,7 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
 
 
 def assert_same(actual: Any, expected: Any, what: str, rtol: float = RTOL, atol: float = ATOL) -> None:
-    """Same structure, values, dtypes and ``None``s."""
+    """Assert equal structures, values, dtypes and ``None``s."""
     if expected is None or actual is None:
         assert actual is expected, f"{what}: {actual} is not {expected}"
         return

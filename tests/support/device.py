@@ -1,7 +1,7 @@
-"""The device that tests run over: the CPU, a GPU, or an emulated one.
+"""The device that tests run on: the CPU, a GPU, or an emulated one.
 
-The emulated one is the CPU, run by the engines that run a GPU: bound outputs, copies for the caller, streams
-of which the order is noted.
+The emulated one is the CPU, driven by the engines for a GPU: bound outputs, copies for the caller, streams
+whose order is recorded.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.streams import SessionStream
 from torch2ort.training import ort_targets
 
-# What --device says; set before any test is collected.
+# The value of --device; set before any test is collected.
 asked: str = "cpu"
 
 Waits = list[tuple[str, str]]
 
 
 class NotedStream:
-    """A stream that notes which others it waits for.
+    """A stream that records the streams that it waits for.
 
     Args:
-        name: in the notes.
-        waits: the notes: pairs of who waits and for whom, and who becomes the current one.
+        name: name in the record.
+        waits: the record: pairs of a waiting stream and the one it waits for, and changes of the current one.
     """
 
     cuda_stream = 0x5EED
@@ -36,7 +36,7 @@ class NotedStream:
         self.name, self._waits = name, waits
 
     def wait_stream(self, other: NotedStream) -> None:
-        """Note it."""
+        """Record the wait."""
         self._waits.append((self.name, other.name))
 
 
@@ -44,7 +44,7 @@ class Streams:
     """PyTorch's streams on a machine without CUDA.
 
     Attributes:
-        waits: what happened, in order.
+        waits: the record, in order.
         own: the stream of the sessions.
     """
 
@@ -55,7 +55,7 @@ class Streams:
 
     @contextlib.contextmanager
     def stream(self, stream: NotedStream) -> Iterator[None]:
-        """As ``torch.cuda.stream``."""
+        """Substitute for ``torch.cuda.stream``."""
         self.waits.append((stream.name, "enter"))
         self._current.append(stream)
         try:
@@ -65,16 +65,16 @@ class Streams:
             self.waits.append((stream.name, "exit"))
 
     def current_stream(self, device: object = None) -> NotedStream:
-        """As ``torch.cuda.current_stream``."""
+        """Substitute for ``torch.cuda.current_stream``."""
         return self._current[-1]
 
     def other(self, name: str) -> NotedStream:
-        """One more stream of PyTorch's."""
+        """Make another stream of PyTorch's."""
         return NotedStream(name, self.waits)
 
 
 def emulate_streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    """Put noted streams in the place of CUDA's."""
+    """Replace CUDA's streams with recording ones."""
     made = Streams()
     monkeypatch.setattr(torch.cuda, "stream", made.stream)
     monkeypatch.setattr(torch.cuda, "current_stream", made.current_stream)
@@ -83,6 +83,6 @@ def emulate_streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    """Have the engines of a GPU run what is on the CPU."""
+    """Have the engines for a GPU run tensors on the CPU."""
     monkeypatch.setattr(ort_targets, "device_of", lambda providers: torch.device("cuda", 0))
     return emulate_streams(monkeypatch)

@@ -1,4 +1,4 @@
-"""Functions that the tests share: each shows one thing that users write."""
+"""Functions that the tests share: each shows one habit of users."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def scaled(factor: float) -> type[torch.autograd.Function]:
 
 
 class Sum(torch.autograd.Function):
-    """Both gradients are the one that it is given."""
+    """Returns the incoming gradient for both arguments."""
 
     @staticmethod
     def forward(ctx, x, y):

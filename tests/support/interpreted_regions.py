@@ -1,4 +1,4 @@
-"""Fused regions without a compiler, for tests of what is in them."""
+"""Fused regions without a compiler, for tests of their operators."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch2ort.fusion.region import decode_region
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Run regions call by call in PyTorch's kernels.
+    """Run regions operator by operator in PyTorch's kernels.
 
     Returns:
-        The operators of each region that is asked for from now on, equal ones once.
+        The operators of each region that is requested from now on, equal regions once.
     """
     found: list[list[str]] = []
 

@@ -66,7 +66,7 @@ def _parts_backward(ctx, grad, *others):
 parts.register_autograd(_parts_backward, setup_context=_keep_parts)
 
 
-# --- lists, tensors that may be left out, and values of each kind
+# --- lists, optional tensors, and values of each kind
 
 
 @custom_op("kernels_tests::weighted", mutates_args=())
@@ -145,7 +145,7 @@ noisy_untagged.register_fake(torch.empty_like)
 noisy_untagged.register_autograd(lambda ctx, grad: grad)
 
 
-# --- backward that reads numbers, and leaves gradients out
+# --- backward that reads numbers, and omits gradients
 
 
 @custom_op("kernels_tests::gated", mutates_args=())
@@ -181,7 +181,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-# --- a size that values decide
+# --- a size that depends on values
 
 
 @custom_op("kernels_tests::positive", mutates_args=())

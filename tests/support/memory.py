@@ -21,7 +21,7 @@ class _Allocated(ctypes.Structure):
 
 
 def resident_bytes() -> int:
-    """Bytes of this process, without what the C library only holds back."""
+    """Bytes of this process, without memory that the C library only holds back."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -29,7 +29,7 @@ def resident_bytes() -> int:
 def allocated_bytes() -> int:
     """Bytes that were allocated and not freed, by C's functions and as small Python objects.
 
-    Unlike resident memory it is exact to a few bytes, as it does not depend on what allocators hold back.
+    Unlike resident memory it is exact to a few bytes, as allocators' reserves do not count.
     """
     gc.collect()
     mallinfo2 = ctypes.CDLL(None).mallinfo2
@@ -46,7 +46,7 @@ def bytes_left_by(step: Callable[[], object]) -> float:
         step: one training step, or one call.
 
     Returns:
-        The bytes of a call, with an error of about 100; what is collected now and then counts for nothing.
+        The bytes of a call, with an error of about 100; memory that is collected now and then does not count.
     """
     found = 0.0
     for steps in (100, 3000):
@@ -55,7 +55,7 @@ def bytes_left_by(step: Callable[[], object]) -> float:
             for _ in range(steps):
                 step()
             bytes_then.append(allocated_bytes())
-        # What ends at some time, as a session that others made, is in one of the differences alone.
+        # Memory that is freed once, as that of another test's session, affects only one of the differences.
         found = statistics.median(b - a for a, b in itertools.pairwise(bytes_then[1:])) / steps
         if found < 100:
             break

@@ -1,4 +1,4 @@
-"""The graph that a training session runs in the end."""
+"""The graph of a training session after ONNX Runtime's optimizations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch2ort
 
 
 def optimized_nodes(model: torch.nn.Module, folder: Path, *arguments: Any) -> list[onnx.NodeProto]:
-    """The nodes after ONNX Runtime's optimisers, of one step that sums the model's first output.
+    """The nodes after ONNX Runtime's optimizers, of one step that sums the model's first output.
 
     Args:
-        model: is changed: it has gradients afterwards.
-        folder: an empty one.
-        arguments: the model's.
+        model: the model, which has gradients afterwards.
+        folder: an empty folder.
+        arguments: the model's arguments.
     """
     result = torch2ort.ORTModule(model, options=torch2ort.Options(save_onnx_dir=folder))(*arguments)
     (result[0] if isinstance(result, tuple) else result).sum().backward()

@@ -17,17 +17,17 @@ def _run(rank: int, port: int, work: Callable[..., None], arguments: tuple[objec
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     work(rank, *arguments)
-    # Its threads run while somebody holds the group; one that frees a tensor after Python has ended aborts.
+    # gloo's threads run while the group is referenced; one that frees a tensor after Python has ended aborts.
     gc.collect()
     dist.destroy_process_group()
 
 
 def in_two_processes(work: Callable[..., None], *arguments: object) -> None:
-    """Call ``work(rank, *arguments)`` in two processes that know each other.
+    """Call ``work(rank, *arguments)`` in two processes of one process group.
 
     Args:
-        work: a function of a module; what it asserts is the test's.
-        arguments: can be pickled.
+        work: a function of a module; its assertions are the test.
+        arguments: arguments that can be pickled.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

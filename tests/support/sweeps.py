@@ -1,4 +1,4 @@
-"""Sweeps over cases that are alike: a few run in `make test`, all of them in `make test-long`."""
+"""Sweeps over similar cases: a few run in `make test`, all of them in `make test-long`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def thinned(cases: Iterable[object], every: int, start: int = 0) -> list[object]
     """Mark all cases but every n-th as ``long``.
 
     Args:
-        cases: for ``pytest.mark.parametrize``; a tuple has several arguments.
-        every: how many cases one runs for.
-        start: the first case that runs; a second sweep over the same cases takes others.
+        cases: cases for ``pytest.mark.parametrize``; a tuple has several arguments.
+        every: one of so many cases runs.
+        start: the first case that runs, so that a second sweep over the same cases selects others.
     """
     return [
         case

@@ -1,4 +1,4 @@
-"""What stands between two layers, for tests of what backward keeps of it."""
+"""A model of two layers with a function between them, for tests of the activations that backward saves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH = 128
 
 
 class Between(nn.Module):
-    """What ``body`` makes of a layer's result, in front of another layer."""
+    """``body`` between two layers."""
 
     def __init__(self, body: Callable[..., Any], normalization: nn.Module | None = None) -> None:
         super().__init__()
@@ -21,21 +21,21 @@ class Between(nn.Module):
         self.body = body
 
     def forward(self, x: torch.Tensor) -> Any:
-        """What the body makes of itself and the first layer's result."""
+        """Return ``body`` of the model and the first layer's result."""
         return self.body(self, self.before(x))
 
 
 class Keep(torch.autograd.Function):
-    """Keeps its argument, and reads it in backward."""
+    """Saves its argument, and reads it in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        """Twice the argument."""
+        """Return twice the argument."""
         ctx.save_for_backward(x)
         return x * 2
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        """Not the derivative of forward where the argument is not positive."""
+        """Return a gradient that is not forward's derivative where the argument is not positive."""
         (x,) = ctx.saved_tensors
         return grad * torch.where(x > 0, 2.0, 2.5)

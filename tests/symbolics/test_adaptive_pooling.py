@@ -1,4 +1,4 @@
-"""A graph for sizes that vary gives eager's results, or says for which sizes it was not made."""
+"""A graph for varying sizes gives eager PyTorch's results, or names the sizes that it does not support."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Model(torch.nn.Module):
         return self._body(x)
 
 
-# torch takes these apart into operators that are right for the sample's size alone.
+# torch decomposes these into operators that are correct for the sample's size alone.
 POOLS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "average, one axis": (lambda x: F.adaptive_avg_pool1d(x, 3), 1),
     "average, two axes": (lambda x: F.adaptive_avg_pool2d(x, 2), 2),

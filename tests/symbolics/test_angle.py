@@ -1,4 +1,4 @@
-"""Angles of real numbers: of integers, too, they are fractions."""
+"""Angles of real numbers are floating-point numbers, those of integers too."""
 
 from __future__ import annotations
 

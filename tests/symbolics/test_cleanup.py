@@ -1,4 +1,4 @@
-"""What a translated graph holds once it is simplified."""
+"""The nodes of a translated graph after simplification."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Composites are found and overridden as torch.export does it, in a tenth of its time."""
+"""Composite operators are found and overridden as by torch.export, in a tenth of its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARY = torch.library.Library("torch2ort_tests_composites", "FRAGMENT")
 
 @pytest.fixture(scope="module")
 def composite() -> Iterator[torch._ops.OpOverload]:
-    """A composite that somebody registers while the process runs."""
+    """A composite operator that is registered while the process runs."""
     LIBRARY.define("doubled(Tensor x) -> Tensor")
     LIBRARY.impl("doubled", lambda x: x + x, "CompositeImplicitAutograd")
     yield torch.ops.torch2ort_tests_composites.doubled.default
@@ -29,7 +29,7 @@ def test_the_same_composites_are_found(composite) -> None:
 
 
 def keys_of_kernels(override, operators) -> tuple[dict, dict]:
-    """Which kernels each operator has while it is overridden, and which one decomposes it."""
+    """The kernel keys of each operator while it is overridden, and its kernels afterwards."""
 
     def decomposition(x):
         return x

@@ -1,4 +1,4 @@
-"""A copy fills the tensor that is written to, whatever the shape and type of what is copied."""
+"""A copy fills its destination, whatever the shape and dtype of its source."""
 
 from __future__ import annotations
 

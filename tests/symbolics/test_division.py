@@ -1,4 +1,4 @@
-"""Division that rounds down gives eager's whole number where the quotient itself is rounded."""
+"""Floor division gives eager PyTorch's integer where the quotient itself is rounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exported graph of doubles has a double's digits, where attributes of ONNX's operators are of float32."""
+"""An exported graph in float64 has full precision, though attributes of ONNX operators are float32."""
 
 from __future__ import annotations
 

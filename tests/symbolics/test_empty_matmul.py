@@ -1,4 +1,4 @@
-"""A product over no elements is of zeros: the gradient after an empty batch, a layer without inputs."""
+"""A matrix product over no elements is zero: the gradient of an empty batch, a layer without inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Twice(nn.Module):
 
 
 class Blend(nn.Module):
-    """What was there, and a product of two inputs, in proportions."""
+    """A bias and a product of two inputs, with factors (addmm)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_products_over_nothing_are_zeros(make, batches):
 
 
 class Product(nn.Module):
-    """A product behind other values, whose memory it may get."""
+    """A product behind other values, whose memory it may reuse."""
 
     def __init__(self, call) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Product(nn.Module):
         return product + (torch.full_like(product, 7).exp().neg() * 0)
 
 
-# A product, and its operands' sizes, where ``n`` is what is summed over.
+# A product, and its operands' sizes; ``n`` is the size of the dimension that is summed over.
 PRODUCTS = {
     "matrices": (torch.matmul, lambda n: [(5, n), (n, 6)]),
     "a matrix and a vector": (torch.matmul, lambda n: [(5, n), (n,)]),

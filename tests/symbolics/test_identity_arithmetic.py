@@ -1,4 +1,4 @@
-"""Numbers near 0 and 1 count, on every road, down to the last bit and the sign of a zero."""
+"""Numbers near 0 and 1 are not simplified away: results match eager PyTorch's bits and signs of zeros."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARITHMETIC: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "addcdiv": lambda x, c: torch.addcdiv(x, x, torch.full_like(x, 3), value=c),
     "x + tensor": lambda x, c: x + torch.tensor(c, dtype=x.dtype),
 }
-# Of two zeros, those after them may give either.
+# Of two zeros of different sign, the operators behind ARITHMETIC may return either.
 CALLS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     **ARITHMETIC,
     "maximum": lambda x, c: torch.maximum(x, torch.tensor(c, dtype=x.dtype)),
@@ -38,7 +38,7 @@ CALLS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
 
 
 def _numbers(dtype: torch.dtype) -> list[float]:
-    """Constants that are nearly neutral, each as the type holds it, once."""
+    """Constants that are nearly neutral, as the dtype represents them, without duplicates."""
     kind = torch.finfo(dtype)
     near = [0.0, -0.0, kind.tiny * kind.eps, 1e-10, 1e-8, 1e-5, 1.0, 1 + kind.eps, 1 - kind.eps / 2, 1.000005]
     values = torch.tensor([*near, math.inf, math.nan], dtype=dtype)
@@ -87,7 +87,7 @@ def _differences(
     [
         pytest.param([*CALLS], torch.float32, id="float32"),
         pytest.param(["x + c", "x - c", "x * c", "x / c", "addcmul"], torch.float64, id="float64"),
-        # The rest rounds more than once, to a half or, in ONNX Runtime, to a float.
+        # The others round more than once, to half precision or, in ONNX Runtime, to float32.
         pytest.param(["x + c", "x - c", "x * c"], torch.float16, id="float16"),
         pytest.param(["x + c", "x - c", "x * c"], torch.bfloat16, id="bfloat16"),
     ],
@@ -100,7 +100,7 @@ def test_an_exported_graph_drops_no_number(names: list[str], dtype: torch.dtype)
 
 @pytest.mark.skipif(version() < (1, 20), reason="onnxruntime-training 1.19.2 drops 0.0 that is added to -0.0")
 class Ones(torch.nn.Module):
-    """Products with ones: of the input's sizes, and of more than it has."""
+    """Products with ones: of the input's sizes, and of more dimensions."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__()

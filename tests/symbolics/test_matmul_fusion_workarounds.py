@@ -1,4 +1,4 @@
-"""Matrix products are eager's where onnxruntime would fuse a transposition or factors into them, too."""
+"""Matrix products equal eager PyTorch's even where onnxruntime fuses a transposition or factors into them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attention(x: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(x, x, x)
 
 
-# Factors in a row, the first of which is read elsewhere.
+# Consecutive factors, the first of which has another consumer.
 FACTORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "attention": lambda a, v: attention(a[None] * 2),
     "attention, twice scaled": lambda a, v: attention(a[None] / 3 * 2),

@@ -1,4 +1,4 @@
-"""Opsets that graphs can be of."""
+"""Opsets that graphs support."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch2ort.symbolics.onnx_translation import _CONVERTED_OPSET
 
 
 def interface(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
-    """Inputs and outputs, and whether they may be left out."""
+    """Inputs and outputs, and whether they are optional."""
     return [f"{i.name} {i.option}" for i in schema.inputs], [f"{o.name} {o.option}" for o in schema.outputs]
 
 
@@ -36,7 +36,7 @@ def test_above_the_opset_that_is_converted_to_operators_have_got_types_and_attri
 
 
 class Net(nn.Module):
-    """Operators that have got new versions: layouts, reductions, resizing, pools, normalizations, casts."""
+    """Operators with several versions: layouts, reductions, resizing, pools, normalizations, casts."""
 
     def __init__(self) -> None:
         super().__init__()

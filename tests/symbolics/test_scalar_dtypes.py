@@ -1,4 +1,4 @@
-"""Numbers of a model's code, in dtypes that hold others than float32 does, and tensors made of them."""
+"""Python numbers in dtypes with values that float32 does not represent, and tensors made of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.unary_op_model import Applied, Operator
 LOWEST = torch.finfo(torch.float64).min
 HALF = (torch.bfloat16, torch.float16)
 
-# Of x, a tensor of shape (3, 6, 8) in double; each needs a number that float32 does not hold.
+# Functions of x, a float64 tensor of shape (3, 6, 8); each needs a number that float32 does not represent.
 OF_DOUBLE: dict[str, Operator] = {
     "full": lambda x: torch.full((8,), 0.1, dtype=x.dtype) * x,
     "new_full": lambda x: x.new_full((8,), 0.1) * x,

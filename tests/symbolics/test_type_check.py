@@ -1,4 +1,4 @@
-"""A graph whose types contradict each other is refused at export, by the operator that they are of."""
+"""A graph with contradicting types is refused at export, by the name of the operator."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""A small model, its description and its loop in PyTorch, which trainers are compared with."""
+"""A small model, its description, and its training loop in PyTorch for comparison with trainers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ cross_entropy = torch.nn.functional.cross_entropy
 
 
 class Net(torch.nn.Module):
-    """Four numbers to three logits."""
+    """Maps four numbers to three logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Net(torch.nn.Module):
 
 
 def started() -> Net:
-    """The same weights each time."""
+    """The model with the same initial weights each time."""
     torch.manual_seed(5)
     return Net()
 
@@ -64,11 +64,11 @@ def eager(
     clip: float | None = None,
     rates: Callable[[int], float] = lambda update: 0.1,
 ) -> tuple[torch.nn.Module, list[float]]:
-    """The loop in PyTorch: the model behind `steps` steps, and the losses.
+    """Run the loop in PyTorch; return the model after `steps` steps, and the losses.
 
     Args:
         steps: calls of the model.
-        make: gives a function that updates the model's weights at a learning rate.
+        make: returns a function that updates the model's weights at a learning rate.
         frozen: name of a weight that is not trained.
         accumulate: calls between two updates.
         clip: limit of the gradients' norm.

@@ -1,4 +1,4 @@
-"""What a trainer refuses when it is made, and what of its options it follows."""
+"""Arguments that a trainer's constructor refuses, and options that it follows."""
 
 from __future__ import annotations
 

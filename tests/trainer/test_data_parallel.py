@@ -1,4 +1,4 @@
-"""Two processes train as one with the whole batch, and one goes on with the checkpoints of two."""
+"""Two processes train as one with the whole batch, and one process resumes from the checkpoints of two."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _work(rank: int, port: int, folder: str) -> None:
 def _train(rank: int, name: str, way: dict[str, Any], folder: Path) -> None:
     """Train two halves of each batch; leave checkpoints in the middle and the weights at the end."""
     torch.manual_seed(rank)
-    # The first process's weights count.
+    # The first process's weights are used.
     model = started() if rank == 0 else Net()
     tried = trainer(
         model,
@@ -62,7 +62,7 @@ def _train(rank: int, name: str, way: dict[str, Any], folder: Path) -> None:
 
 
 class Branches(torch.nn.Module):
-    """By the number of rows, one of two weights of the same size."""
+    """Uses one of two weights of the same size, by the number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Branches(torch.nn.Module):
 
 
 def _take_branches(rank: int, name: str, folder: Path) -> None:
-    """An update after which each process has the gradient of another weight."""
+    """Make an update in which each process has the gradient of another weight."""
     model = Branches()
     tried = trainer(model, distributed={"world_rank": rank, "world_size": 2, **WAYS[name]})
     x, y = next(batches(1))

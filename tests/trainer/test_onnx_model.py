@@ -1,4 +1,4 @@
-"""ONNX models that are trained: as the same model in PyTorch, or refused by the operator's name."""
+"""ONNX models train as the same model in PyTorch, or are refused by the operator's name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_trained_model_is_an_onnx_model_again(tmp_path: Path) -> None:
 
 
 class Attention(torch.nn.Module):
-    """Sizes that are computed from sizes, an embedding, a mask, a constant that is no weight."""
+    """Sizes that are computed from sizes, an embedding, a mask, a constant that is not a weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Operators of ONNX against the tests that ONNX itself has for them."""
+"""ONNX operators against ONNX's own tests of them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from torch2ort.trainer.onnx_model.weights import Weights
 
 Cases = dict[str, list[Any]]
 
-# No test of ONNX's is about them: they are ONNX Runtime's own.
-# Names of inputs that are data in models, too.
+# ONNX has no tests of these, which are ONNX Runtime's own.
+# Names of inputs that are data in models as well.
 DATA = {"x", "X", "data"}
 NAMES = sorted(name for name in (*OPERATORS, "Dropout") if "." not in name)
 
 
-# Cases of random masks; of what NumPy says of no elements; of numbers where models have tensors.
+# Cases of random masks; of NumPy's results for no elements; of numbers where models have tensors.
 UNLIKE = {
     "test_training_dropout_default", "test_training_dropout", "test_reduce_max_empty_set",
     "test_reduce_max_empty_set_bool", "test_reduce_min_empty_set", "test_top_k_uint64",
@@ -62,7 +62,7 @@ def run(case: Any) -> str:
     if case.name in UNLIKE or any(np.asarray(one).dtype.name == "bfloat16" for one in (*inputs, *expected)):
         return "left out"
     feeds = []
-    # What an operator takes as numbers is a constant in models; here it is an input.
+    # Numbers that an operator reads are constants in models; here they are inputs.
     for info, value in zip(list(model.graph.input), map(np.asarray, inputs), strict=True):
         numbers = (
             value.dtype == np.int64

@@ -1,4 +1,4 @@
-"""What save_as_onnx writes, and the check of an export."""
+"""The files of save_as_onnx, and the check of an export."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_saved_model_is_the_model_of_that_moment(tmp_path: Path) -> None:
 
 
 class Squared(Net):
-    """Calls a Function, which stays one in a file."""
+    """Calls a Function, which stays a call in a file."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return Square.apply(super().forward(x))

@@ -1,4 +1,4 @@
-"""A trainer's state: its layout, loading it, checkpoints, and a resumed training's bits."""
+"""A trainer's state: its layout, its loading, checkpoints, and bit-exact resumption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a trainer beside the same loop in PyTorch."""
+"""Steps of a trainer compared with the same loop in PyTorch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_torch(kind: Callable[..., torch.optim.Optimizer], **settings: Any) -> C
 
 
 def with_lamb(model: torch.nn.Module) -> Callable[[float], None]:
-    """LAMB as its paper has it, without bias correction, weight decay 0.01."""
+    """LAMB as in its paper, without bias correction, with weight decay 0.01."""
     state = {p: (torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters() if p.requires_grad}
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ def test_weights_that_decay_after_the_update_and_means_that_are_not_corrected() 
 
 
 class WithLoss(torch.nn.Module):
-    """Returns its loss behind what it predicts, in a dict; its Function runs on either engine."""
+    """Returns its loss after its predictions, in a dict; its Function runs on either engine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ def test_fetches_that_name_no_output_are_refused(with_own_loss: Any) -> None:
 
 
 class Dropping(Net):
-    """Its dropout tells the modes apart."""
+    """Its dropout makes a difference between the modes."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(torch.nn.functional.dropout(x, 0.5, self.training))
@@ -313,7 +313,7 @@ def test_train_step_trains_and_eval_step_evaluates() -> None:
 
 
 class Overflow(torch.autograd.Function):
-    """An infinity in the gradient of rows that ask for it."""
+    """Puts an infinity into the gradient of rows that request it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
@@ -388,7 +388,7 @@ class TwoHeads(Net):
 
 
 def test_a_loss_function_gets_all_that_the_model_returns():
-    """A tuple as it is, as a loss of one output alone is the model's own to choose."""
+    """A tuple is passed as it is, as only the model can choose a loss of one output alone."""
 
     def loss_fn(outputs, label):
         assert type(outputs) is tuple

@@ -1,4 +1,4 @@
-"""torch.autograd.grad with a batch of gradients, of what an ORTModule returned."""
+"""torch.autograd.grad with a batch of gradients, of an ORTModule's outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_each_of_a_batch_of_gradients_has_its_backward():
         output = module(given)
         wanted, grads = [given, *module.parameters()], torch.eye(15).view(15, 5, 3)
         kept = torch.autograd.grad(output, wanted, grads, retain_graph=True, **settings)
-        # One that is batched further on alone, and through which the gradients come in another order.
+        # Gradients of one column: their batch dimension passes through a transposition.
         last = torch.autograd.grad(output.t()[0], wanted, torch.eye(5), **settings)
         found.append([*kept, *last])
     for ours, eagers in zip(*found, strict=True):

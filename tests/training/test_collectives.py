@@ -13,7 +13,7 @@ from tests.support.processes import in_two_processes
 
 
 class Copy(torch.autograd.Function):
-    """The same in each process; gradients are added up."""
+    """Returns the same in each process; backward adds up the gradients."""
 
     @staticmethod
     def forward(ctx, x):
@@ -27,7 +27,7 @@ class Copy(torch.autograd.Function):
 
 
 class Reduce(torch.autograd.Function):
-    """What all processes have, added up."""
+    """The sum of the tensors of all processes."""
 
     @staticmethod
     def forward(ctx, x):
@@ -53,7 +53,7 @@ def scattered(x):
 
 
 class AllGather(torch.autograd.Function):
-    """Rows of all processes; backward gives each the sum of its rows' gradients."""
+    """The rows of all processes; backward returns to each the sum of its rows' gradients."""
 
     @staticmethod
     def forward(ctx, x):
@@ -77,7 +77,7 @@ class ReduceScatter(torch.autograd.Function):
 
 
 class Parallel(torch.nn.Module):
-    """A feed-forward of which each process has half, between parts of a sequence."""
+    """A feed-forward, half of which is in each process, between parts of a sequence."""
 
     def __init__(self, whole: list[torch.nn.Linear], rank: int) -> None:
         super().__init__()

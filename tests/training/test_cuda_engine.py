@@ -1,6 +1,6 @@
-"""The engines that run a GPU, over the CPU and streams that note their order: results are eager's.
+"""The engines for a GPU, over the CPU and streams that record their order, give eager PyTorch's results.
 
-``pytest --device emulated`` runs any other test over them.
+``pytest --device emulated`` runs any other test on these engines.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_results_are_pytorchs_own_memory(streams: Streams) -> None:
     result = torch2ort.ORTModule(model)(torch.randn(3, 4), torch.tensor(2.0))
     result.sum().backward()
     tensors = [result, *(p.grad for p in model.parameters())]
-    # onnxruntime's cannot be given another size.
+    # A value of onnxruntime cannot be resized.
     assert all(tensor.untyped_storage().resizable() for tensor in tensors)
 
 
@@ -189,5 +189,5 @@ def test_a_session_that_went_without_its_provider_is_refused(
 
 
 def test_the_device_is_that_of_the_options() -> None:
-    # What the emulation replaces is the choice of the engine alone.
+    # The emulation replaces only the choice of the engine.
     assert cuda_engine.device_of is gpu_inference.device_of

@@ -1,4 +1,4 @@
-"""Training on CUDA tensors is eager's. The emulated device shows that the tests are right."""
+"""Training on CUDA tensors equals eager PyTorch's. The emulated device shows that the tests are right."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ needs_cuda = pytest.mark.skipif(
     "CUDAExecutionProvider" not in onnxruntime.get_available_providers(),
     reason="this onnxruntime has no CUDAExecutionProvider",
 )
-# Of CUDA's runtime, by which the host waits for the device.
+# Functions of CUDA's runtime by which the host waits for the device.
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=[pytest.mark.cuda, needs_cuda])])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where tensors are."""
+    """The device of the tensors."""
     if request.param == "emulated":
         device.emulate(monkeypatch)
         return torch.device("cpu")
     stock.try_cuda()
-    # cuDNN's convolutions round factors to 10 bits otherwise, and onnxruntime's here do not.
+    # By default cuDNN's convolutions round factors to 10 bits, and onnxruntime's here do not.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     return torch.device("cuda", 0)
 
@@ -119,7 +119,7 @@ def test_a_graph_depends_on_cudas_autocast() -> None:
     module, x = torch2ort.ORTModule(torch.nn.Linear(3, 2)), torch.ones(2, 3)
     module(x)
     without = module.exported
-    # As it is inside of torch.autocast("cuda"), which a PyTorch without CUDA does not switch on.
+    # The state inside of torch.autocast("cuda"), which a PyTorch without CUDA does not enable.
     before = torch.is_autocast_enabled("cuda")
     torch.set_autocast_enabled("cuda", True)
     try:
@@ -139,7 +139,7 @@ def test_calls_from_several_streams_are_eagers() -> None:
     module, streams = torch2ort.ORTModule(model), [torch.cuda.Stream() for _ in range(3)]
     for step in range(30):
         with torch.cuda.stream(streams[step % 3]):
-            # Long work in front, which a run that does not wait would overtake.
+            # Long work first, which a run that does not wait would overtake.
             big = torch.randn(2048, 2048, device="cuda")
             x = (big @ big)[:3, :8].clone().div_(2048)
             expected, actual = model(x), module(x)
@@ -163,6 +163,6 @@ def test_the_host_does_not_wait_in_a_step(name: str) -> None:
             module(x).square().sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    # Those of onnxruntime, too.
+    # onnxruntime's streams, too.
     called = [event.key for event in profile.key_averages()]
     assert [name for name in called if name in WAITS] == []

@@ -33,7 +33,7 @@ def cuda(number: int = 0, **settings: str) -> Any:
 
 @pytest.fixture
 def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An onnxruntime that claims to have CUDA, and to take memory of PyTorch's."""
+    """An onnxruntime that claims to have CUDA, and to accept PyTorch's memory."""
     names = [CUDA, *onnxruntime.get_available_providers()]
     monkeypatch.setattr(device_providers, "shares_memory", lambda: True)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
@@ -41,7 +41,7 @@ def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tried(with_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, and somebody called try_cuda()."""
+    """The same, after a call of try_cuda()."""
     monkeypatch.setattr(stock, "_tried", [True])
 
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel around an ORTModule averages gradients as around the model itself."""
+"""DistributedDataParallel around an ORTModule averages gradients as it does around the model."""
 
 from __future__ import annotations
 

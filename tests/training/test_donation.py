@@ -1,4 +1,4 @@
-"""Large activations belong to backward: each is free after its last reader, and steps stay eager's."""
+"""Backward owns large activations: each is freed after its last reader, and steps equal eager PyTorch's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE = 1 << 15
 
 
 class Scaled(nn.Module):
-    """Layers whose results only backward reads, and whose weights are as large."""
+    """Layers whose results are read in backward only, and whose weights are as large."""
 
     def __init__(self, layers: int, size: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Scaled(nn.Module):
 
 
 class TwoEnds(nn.Module):
-    """Two results, one of which backward of both reads."""
+    """Two results, one of which is read by the backward of both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_activations_are_free_while_backward_runs():
     on_joint(Scaled(2, LARGE))(torch.ones(LARGE)).backward()
     before = resident_bytes()
     module(x).backward()
-    # All activations, or all gradients and little else, but not both.
+    # Room for all activations, or for all gradients and little else, but not for both.
     assert resident_bytes() - before < (layers + 6) * x.nbytes
 
 

@@ -1,4 +1,4 @@
-"""Training by a joint trace, on an onnxruntime that cannot differentiate: gradients are eager PyTorch's."""
+"""Training by a joint trace, on an onnxruntime without differentiation, with eager PyTorch's gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch2ort.errors import EngineError, UnsupportedOperatorError
 
 
 class Then(torch.nn.Module):
-    """A layer, and what a function does with its result."""
+    """A layer, and a function of its result."""
 
     def __init__(self, function) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Dirty(torch.autograd.Function):
 
 
 class Counting(torch.autograd.Function):
-    """Counts its calls, notes what it is asked for and keeps an attribute."""
+    """Counts its calls, records needs_input_grad and keeps an attribute."""
 
     forwards = 0
     needed: tuple[bool, ...] = ()
@@ -81,7 +81,7 @@ class Counting(torch.autograd.Function):
 
 
 class Unmaterialized(torch.autograd.Function):
-    """Takes a missing gradient as None."""
+    """Gets a missing gradient as None."""
 
     seen: tuple[bool, ...] = ()
 
@@ -124,7 +124,7 @@ class ConvNet(torch.nn.Module):
 
 
 class Tied(torch.nn.Module):
-    """One weight in two places, with rows that get no gradient."""
+    """A weight that is used twice, with rows that get no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Tied(torch.nn.Module):
 
 
 class Counter(torch.nn.Module):
-    """Writes to a buffer that its result depends on."""
+    """Writes to a buffer on which its result depends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_gradients_are_eagers(program) -> None:
 
 
 def written_draw(h):
-    """Nobody reads what is drawn, and something is written to it."""
+    """Write to an otherwise unused product of a random tensor."""
     (h * torch.rand(2, 4)).data.mul_(0.5)
     return h * torch.rand(2, 4)
 
@@ -314,7 +314,7 @@ def test_a_function_is_told_which_gradients_are_needed(pair) -> None:
 
 
 class Held(torch.autograd.Function):
-    """Leaves a trace of its context."""
+    """Keeps a weak reference to an attribute of its context."""
 
     contexts: ClassVar[list[weakref.ref]] = []
 
@@ -342,7 +342,7 @@ def test_a_forward_without_a_backward_frees_its_state() -> None:
 
 
 def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:
-    """Of two outputs one has an infinite derivative; eager does not multiply it by zero."""
+    """One of two outputs has an infinite derivative, which eager PyTorch does not multiply by zero."""
     gradients = []
     model = Then(lambda h: (h.sum(), (h * 0).sqrt(), Square.apply(h)))
     for run in (model, torch2ort.ORTModule(copy.deepcopy(model))):
@@ -368,7 +368,7 @@ def test_weights_of_an_output_without_gradient_get_none() -> None:
     module.zero_grad()
     x = torch.randn(2, 4, requires_grad=True)
     module(x)[1].sum().backward()
-    # Its Function gives none to the head.
+    # Its Function returns no gradient to the head.
     assert [p.grad is None for p in module.parameters()] == [True] * 4
     assert x.grad is not None
 
@@ -401,7 +401,7 @@ def test_an_output_that_backward_reads_and_is_written_to_is_eagers_error() -> No
 
 
 class Picky(torch.autograd.Function):
-    """Raises an object of its own in backward."""
+    """Raises an exception object of its own in backward."""
 
     error = ValueError("mine")
 
@@ -430,7 +430,7 @@ def test_verify_compares_gradients_too() -> None:
 
         @staticmethod
         def backward(ctx, grad):
-            # What autograd alone gives a context.
+            # Only autograd's own contexts have this attribute.
             return grad * (2 if hasattr(ctx, "next_functions") else 3)
 
     module = torch2ort.ORTModule(Then(Wrong.apply), options=Options(verify=True))

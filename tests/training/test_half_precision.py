@@ -1,4 +1,4 @@
-"""Models in bfloat16 and float16: what computes in them is PyTorch's kernel, so that every bit is eager's."""
+"""Models in bfloat16 and float16 compute in PyTorch's kernels, so that every bit is eager PyTorch's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HALF = [torch.bfloat16, torch.float16]
 
 
 class Written(nn.Module):
-    """Formulas that ONNX Runtime or torch.onnx would join or take apart."""
+    """Formulas that ONNX Runtime or torch.onnx would fuse or decompose."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Normed(nn.Module):
 
 
 class Experts(nn.Module):
-    """Rows in groups whose sizes values decide, joined again."""
+    """Rows in groups whose sizes depend on values, joined again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Experts(nn.Module):
         return back.square().mean(), back
 
 
-# What is tried in float16 besides: kernels differ there in what they give.
+# Models that are tested in float16, too: kernels give other results there.
 IN_BOTH = ("Attentive", "Normed")
 MODELS = {
     "Written": (Written, lambda: torch.randn(4, 8)),
@@ -110,7 +110,7 @@ MODELS = {
 
 
 def steps(module: nn.Module, given: torch.Tensor) -> list[torch.Tensor]:
-    """Outputs, gradients and buffers of two steps of training, then what the trained model gives."""
+    """Outputs, gradients and buffers of two training steps, and then the trained model's outputs."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     found: list[torch.Tensor] = []
     for step in range(2):
@@ -145,7 +145,7 @@ def test_training_and_inference_are_eagers_bit_by_bit(name, dtype) -> None:
 
 
 class Transposed(nn.Module):
-    """Products of what lies in memory in another order, which kernels get so, as in eager."""
+    """Products of permuted tensors, which kernels get in their memory layout, as in eager PyTorch."""
 
     def forward(self, x):
         y = x.transpose(0, 2).permute(1, 2, 0) @ x.transpose(1, -1).permute(1, 2, 0)
@@ -169,7 +169,7 @@ def test_kernels_bring_dimensions_into_another_order_themselves(tmp_path) -> Non
 
 
 class Images(nn.Module):
-    """Norms of what lies in memory with its channels last, and whose gradient does not."""
+    """Norms of channels-last tensors, whose gradients are not channels-last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ def test_derivatives_get_their_tensors_in_one_order(dtype) -> None:
 
 
 class Rounded(nn.Module):
-    """Numbers that become bfloat16, many at once and few."""
+    """Casts to bfloat16, of many numbers and of few."""
 
     def forward(self, x):
         return x.bfloat16(), x[:2].bfloat16(), x.square().sum()
@@ -219,7 +219,7 @@ def test_many_numbers_are_rounded_by_pytorch_which_is_faster(tmp_path) -> None:
 
 
 class Mixed(nn.Module):
-    """Layers of three types, as some models keep parts of themselves in other ones."""
+    """Layers of three dtypes, as some models keep parts of themselves in other dtypes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from tests.support.functions import Affine
 
 
 class Assigning(torch.nn.Module):
-    """A module below the model that puts another tensor in a buffer's place."""
+    """A submodule that replaces a buffer's tensor."""
 
     def __init__(self, update) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ def test_a_buffer_that_forward_assigns_to_is_updated():
 
 
 class Averages(torch.nn.Module):
-    """Its statistics are written to, and read again by the second call."""
+    """Its statistics are updated, and read again by the second call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def test_an_input_that_is_written_to_before_backward_is_refused_although_only_it
 
 
 class Reads(torch.nn.Module):
-    """Reads numbers out of its buffers."""
+    """Reads values of its buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_a_number_that_forward_reads_out_of_a_buffer_is_the_present_one():
 
 
 class Scales(torch.nn.Module):
-    """A Function that saves a parameter and an input as they are fed."""
+    """A Function that saves a parameter and an input without computing on them first."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A Function may leave a gradient out: what stands before it gets what eager PyTorch gives it."""
+"""A Function may omit a gradient: the operators before it get eager PyTorch's gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.sweeps import thinned
 
 
 class LeaveOut(torch.autograd.Function):
-    """Its backward gives no gradient."""
+    """Its backward returns no gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -27,7 +27,7 @@ class LeaveOut(torch.autograd.Function):
 
 
 class PassNone(torch.autograd.Function):
-    """Takes a missing gradient as None, and gives it on."""
+    """Gets a missing gradient as None, and returns it."""
 
     @staticmethod
     def forward(ctx, x):
@@ -40,7 +40,7 @@ class PassNone(torch.autograd.Function):
 
 
 class Sometimes(torch.autograd.Function):
-    """Its backward gives a gradient or none, by the sign of what forward got."""
+    """Its backward returns a gradient or none, by the sign of forward's input."""
 
     @staticmethod
     def forward(ctx, x):
@@ -54,7 +54,7 @@ class Sometimes(torch.autograd.Function):
 
 
 class Told(torch.autograd.Function):
-    """Two results, and a gradient that tells None from zeros; `seen` has what came."""
+    """Two results, and a gradient that differs for None and zeros; `seen` has the incoming ones."""
 
     seen: ClassVar[list] = []
 
@@ -128,7 +128,7 @@ def test_a_function_that_takes_none_gets_none(body):
 
 
 class Several(Behind):
-    """Returns what `body` returns beside something else."""
+    """Returns the result of `body` beside another one."""
 
     def forward(self, x):
         return *self.body(x * self.weight), x * self.other

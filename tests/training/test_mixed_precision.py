@@ -13,7 +13,7 @@ import torch2ort
 
 
 class Classifier(nn.Module):
-    """Two layers and a loss, of which ``scale`` makes one that overflows in float16."""
+    """Two layers and a loss, which overflows in float16 if ``scale`` is large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,13 +25,13 @@ class Classifier(nn.Module):
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers whose largest is the label."""
+    """Numbers, the index of whose largest is the label."""
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
     return x, x[:, :4].argmax(1)
 
 
 def scaled(module: nn.Module, *, overflows: int) -> tuple[list[float], list[float]]:
-    """Losses and scales of some steps with a GradScaler, one of which has a gradient that is infinite."""
+    """Losses and scales of some steps with a GradScaler, one of which has an infinite gradient."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.05, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     losses, scales = [], []
@@ -61,7 +61,7 @@ def test_a_gradient_scaler_skips_the_steps_that_it_skips_in_eager() -> None:
 
 
 class Wrapped(nn.Module):
-    """What accelerate makes of a model's forward: autocast inside of it, and results in float32."""
+    """A model in the form that accelerate gives it: autocast inside of forward, and results in float32."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_200_steps_in_bfloat16_are_eagers(outside) -> None:
     )
     actual, expected = (curve(way, 200) for way in ways)
     assert expected[-20:].mean() < expected[:20].mean() / 4
-    # Rounding that differs in one step grows; what is learnt stays the same.
+    # A difference of rounding in one step grows; the training converges to the same losses.
     torch.testing.assert_close(actual[:20], expected[:20], rtol=2e-2, atol=2e-3)
     torch.testing.assert_close(actual[-20:].mean(), expected[-20:].mean(), rtol=0.2, atol=0.02)
 
@@ -169,5 +169,5 @@ def test_two_calls_in_one_region_add_their_gradients_up() -> None:
             loss = run(*batch(0), torch.tensor(1.0)) + run(*batch(1), torch.tensor(1.0))
         loss.backward()
     for a, e in zip(module.parameters(), model.parameters(), strict=True):
-        # Eager adds the gradients of what it keeps of a parameter up in bfloat16.
+        # Eager PyTorch adds up the gradients of its cached cast of a parameter in bfloat16.
         torch.testing.assert_close(a.grad, e.grad, rtol=3e-2, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Options and runtimes that an ORTModule refuses to train with."""
+"""Options and runtimes with which an ORTModule refuses to train."""
 
 from __future__ import annotations
 

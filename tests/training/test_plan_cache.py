@@ -1,4 +1,4 @@
-"""A step out of the export cache: nothing is traced, and gradients are those of eager PyTorch."""
+"""A step from the export cache: nothing is traced, and gradients are those of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORWARD, BACKWARD = "joint forward", "joint backward"
 
 
 class OneGradient(torch.autograd.Function):
-    """Gives no gradient to its second argument."""
+    """Returns no gradient for its second argument."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -37,7 +37,7 @@ class OneGradient(torch.autograd.Function):
 
 
 class Unmaterialized(torch.autograd.Function):
-    """Takes a missing gradient as None, and returns None for it."""
+    """Gets a missing gradient as None, and returns None for it."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -50,7 +50,7 @@ class Unmaterialized(torch.autograd.Function):
 
 
 class Several(torch.nn.Module):
-    """Outputs that share layers, a Function of each kind, a constant of the code, and what is not used."""
+    """Outputs that share layers, a Function of each kind, a constant of the code, and unused parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def nothing_is_traced(monkeypatch: pytest.MonkeyPatch):
-    """Call it, and from then on every trace is an error."""
+    """Return a function after whose call every trace is an error."""
 
     def forbid() -> None:
         def fail(*args, **kwargs):
@@ -240,7 +240,7 @@ def test_sizes_that_values_decide_are_kept(cache, nothing_is_traced, monkeypatch
     expected = decided.results(copy.deepcopy(model), decided.CALLS)
     first = torch2ort.ORTModule(copy.deepcopy(model))
     for rows, selected in decided.CALLS:
-        # Backward is left to be made of the joint graph that is kept.
+        # Backward is not built here, but later, from the joint graph in the cache.
         mask = torch.tensor([bool(selected >> i & 1) for i in range(rows)])
         first(torch.randn(rows, 4, requires_grad=True), mask)
     nothing_is_traced()

@@ -1,4 +1,4 @@
-"""What an export and a comparison draw for themselves comes out of no generator, a GPU's among them."""
+"""Random numbers that an export or a comparison draws leave all generators unchanged, those of GPUs too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch2ort import Options
 
 
 class Reads(torch.autograd.Function):
-    """Reads a value, so that it runs on real numbers while it is exported."""
+    """Reads a value, so that it runs on real tensors during the export."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_a_gpus_generator_is_put_back_wherever_the_cpus_is(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch.random, "fork_rng", noted)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    # A torch that is built for CUDA would go on to ask the devices for their generators itself.
+    # A torch that is built for CUDA would then query the devices' generators itself.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     module = torch2ort.ORTModule(Model(), options=Options(verify=True))
     module(torch.ones(3, requires_grad=True)).sum().backward()

@@ -1,4 +1,4 @@
-"""What a Function saves of inputs and weights is their memory, as in eager PyTorch, and no copy."""
+"""Inputs and weights that a Function saves keep their memory, as in eager PyTorch, without a copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITH_DLPACK = pytest.mark.skipif(not shares_memory(), reason="this onnxruntime c
 
 
 class Product(Function):
-    """Notes where its arguments lie, and keeps what it was told to."""
+    """Records the addresses of its arguments, and keeps those that a test selects."""
 
     addresses: ClassVar[list[tuple[int, int]]] = []
     stashed: ClassVar[list[torch.Tensor]] = []
@@ -41,7 +41,7 @@ class Product(Function):
 
 
 class TakesSaved(Function):
-    """Its derivative by x is the weight, which backward returns as it is."""
+    """Its derivative with respect to x is the weight, which backward returns unchanged."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -66,7 +66,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def notes(monkeypatch):
-    """What the Function noted, of this test alone."""
+    """The Function's records of this test alone."""
     monkeypatch.setattr(Product, "addresses", [])
     monkeypatch.setattr(Product, "stashed", [])
     return Product
@@ -83,7 +83,7 @@ def trained(net, x, steps=3):
 def test_a_function_saves_the_memory_of_inputs_and_weights(notes):
     net, x = Net(), torch.randn(8, 8, requires_grad=True)
     trained(torch2ort.ORTModule(net, options=OPTIONS), x)
-    # The first call gets copies, as it may keep a bare address.
+    # The first call gets copies, as it may keep an address.
     assert notes.addresses[-2:] == [(x.data_ptr(), net.weight.data_ptr())] * 2
 
 
@@ -172,7 +172,7 @@ def test_two_forwards_before_a_backward_keep_their_own_inputs(notes):
 
 
 class ByNumpy(Function):
-    """Keeps what it is called with as an array alone."""
+    """Keeps its arguments as arrays alone."""
 
     @staticmethod
     def forward(ctx, x, weight):

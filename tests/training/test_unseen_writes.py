@@ -1,4 +1,4 @@
-"""Backward reads the activations of forward, whatever code outside of the graph has written unseen since."""
+"""Backward reads forward's activations, whatever code outside of the graph has written since, undetected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that vary train in one graph, with eager PyTorch's outputs and gradients."""
+"""Varying sizes train in one graph, with eager PyTorch's outputs and gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.functions import Numpy, Square, TwoOutputs
 
 
 class Scores(torch.autograd.Function):
-    """A softmax of a Function's own, which saves its result and reads a size in backward."""
+    """A Function with a softmax, which saves its result and reads a size in backward."""
 
     @staticmethod
     def forward(ctx, scores):
@@ -56,7 +56,7 @@ class Block(torch.nn.Module):
 
 
 def graphs_of(model: torch.nn.Module, sizes, make, **settings) -> list[int]:
-    """Train on batches of these sizes like eager PyTorch; the number of the graph that served each."""
+    """Train on batches of these sizes, compare with eager PyTorch, and return the number of each graph."""
     module = assert_trains_like_eager(model, [make(*size) for size in sizes], steps=len(sizes), **settings)
     seen: list[object] = []
     numbers = []
@@ -73,7 +73,7 @@ def test_a_transformers_block_trains_in_one_graph_for_all_batches_and_lengths() 
     def tokens(batch: int, length: int) -> tuple[torch.Tensor]:
         return (torch.randint(0, 11, (batch, length)),)
 
-    # The first call has a graph of its own, and as torch.export tells sizes of 1 apart, so has that.
+    # The first call has a graph of its own, and so has a size of 1, which torch.export specializes.
     sizes = ((2, 5), (3, 7), (5, 4), (2, 9), (1, 6), (4, 3), (2, 5))
     numbers = graphs_of(Block(), sizes, tokens, loss=lambda output: output["loss"])
     assert numbers == [0, 1, 1, 1, 2, 1, 0]
@@ -107,7 +107,7 @@ class Images(torch.nn.Module):
         return F.adaptive_avg_pool2d(self.second(h), 1).flatten(1)
 
 
-# The sizes were drawn at random. Each model trains on them all with the graph of the first and one more.
+# The sizes were drawn at random. Each model trains on all of them with the first graph and one more.
 RANDOM_SIZES = {
     "tokens": (Causal, ((4, 9), (7, 9), (3, 5), (2, 14), (6, 12), (5, 3), (8, 8), (4, 9))),
     "images": (Images, ((4, 8, 9), (7, 8, 9), (3, 11, 6), (2, 7, 14), (6, 12, 9), (5, 6, 7), (3, 10, 8))),
@@ -126,7 +126,7 @@ def test_a_size_that_did_not_vary_before_needs_no_graph_of_its_own(name) -> None
 
 
 class Then(torch.nn.Module):
-    """A layer, and what a function does with its result."""
+    """A layer, and a function of its result."""
 
     def __init__(self, function) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Then(torch.nn.Module):
 
 
 class Repeated(torch.autograd.Function):
-    """Runs on real tensors only, and gives twice as many rows."""
+    """Runs on real tensors only, and returns twice as many rows."""
 
     @staticmethod
     def forward(ctx, x):
@@ -152,7 +152,7 @@ class Repeated(torch.autograd.Function):
 
 
 class Looping(torch.autograd.Function):
-    """A loop over the rows, which on tensors without data is one of as many as the sample has."""
+    """A loop over the rows, which on tensors without data runs as often as the sample has rows."""
 
     @staticmethod
     def forward(ctx, x):
@@ -229,7 +229,7 @@ PROGRAMS = {
     "random numbers": lambda m, x, h: F.dropout(h, 0.5) * torch.rand_like(h) + torch.rand(x.shape[0], 1),
     "several outputs": lambda m, x, h: (h, h.view(-1), Square.apply(h).sum(0), (h * 3).detach()),
 }
-# Of these others of the table are the like.
+# Cases that are similar to others of the table.
 ALIKE = frozenset(
     {
         "affine grid of a volume", "arange of the size", "expand", "extrema", "gather", "mean",
@@ -237,7 +237,7 @@ ALIKE = frozenset(
         "transposed convolution of a batch", "triangle",
     }
 )  # fmt: skip
-# What holds for one size alone.
+# Bodies that hold for one size alone.
 ALONE = {
     "a size that Python reads": lambda m, x, h: h * int(x.shape[0]),
     "a list of rows": lambda m, x, h: torch.stack(h.unbind(0)[::-1]),
@@ -276,7 +276,7 @@ def test_a_third_graph_says_which_line_takes_a_size_for_a_number(caplog) -> None
 
 
 class Shortcut(torch.nn.Module):
-    """Its derivative tells maps of one pixel from others, which forward does not."""
+    """Its derivative treats maps of one pixel differently, which forward does not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,8 +307,8 @@ def test_a_graph_out_of_the_cache_serves_the_sizes_of_its_derivative(tmp_path, m
     assert found[2] not in (found[0], found[1], found[3])
 
 
-# One engine has a graph for all sizes, and the other for each: it computes with no fraction of a size, or
-# what PyTorch's derivative assumes does not hold for all of them.
+# One engine has a graph for all sizes, and the other one per size: it does not support fractions of a size,
+# or an assumption of PyTorch's derivative does not hold for all sizes.
 EITHER = {
     "a fraction of the size": lambda m, x, h: h * x.shape[0] ** 0.5,
     "padded rows beside filled ones": lambda m, x, h: (

@@ -1,4 +1,4 @@
-"""The caller writes to outputs between forward and backward, and gets back what it gave."""
+"""Writes of the caller to outputs between forward and backward, and the identity of outputs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pair(body):
 
 
 def hidden_beside(loss):
-    """A body that returns a loss and what it was computed from."""
+    """A body that returns a loss and the value that it was computed from."""
 
     def body(model, x):
         hidden = model.layer(x)
@@ -100,7 +100,7 @@ NOT_READ = {
 
 
 def written(module, write):
-    """Run, write to the last output, and go backward from the first."""
+    """Run, write to the last output, and run backward from the first."""
     x = torch.linspace(-1, 1, 12).reshape(3, 4)
     outputs = module(x)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -136,7 +136,7 @@ def test_a_write_to_an_output_that_backward_does_not_read_changes_nothing(name):
 
 
 def test_equal_values_are_watched_together():
-    """ONNX Runtime computes them once, so that a write to one would change the other."""
+    """ONNX Runtime computes equal values once, so that a write to one would change the other."""
 
     def body(model, x):
         hidden = model.layer(x)
@@ -174,7 +174,7 @@ def test_a_second_backward_does_not_mind_a_write_to_what_forward_does_not_read()
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
-# --- what comes back ---
+# --- the identity of outputs ---
 
 
 def test_what_forward_returns_of_its_arguments_and_tensors_is_that_very_tensor():

@@ -1,4 +1,4 @@
-"""Zeros that torch keeps no memory for: the derivative of ``sgn``, and what Functions make of it."""
+"""Zeros for which torch allocates no memory: the derivative of ``sgn``, and Functions that read it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_gradients_are_zeros_as_in_eager(in_model):
 
 
 def without_memory(like):
-    """Zeros as the derivative of ``sgn`` gives them."""
+    """Zeros in the form of the derivative of ``sgn``."""
     with torch.enable_grad():
         x = torch.ones_like(like).requires_grad_()
         (zeros,) = torch.autograd.grad(x.sgn().sum(), x)

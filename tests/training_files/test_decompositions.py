@@ -1,4 +1,4 @@
-"""Each operator and its derivative alone, as ONNX's own operators, beside PyTorch's."""
+"""Each operator and its derivative alone, as ONNX operators, compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def labels(count: int, *shape: int) -> torch.Tensor:
 
 
 IGNORING = torch.tensor([1, -100, 0, 2])
-# name -> function of its tensors; those of floating point get a gradient.
+# name -> function, and its tensors; those of floating point get a gradient.
 CASES: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
     "conv1d": (lambda x, w, b: F.conv1d(x, w, b, stride=2, padding=1), [r(2, 3, 9), r(4, 3, 3), r(4)]),
     "conv2d": (lambda x, w, b: F.conv2d(x, w, b, padding=1), [r(2, 3, 5, 6), r(4, 3, 3, 3), r(4)]),
@@ -148,7 +148,7 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
 
 
 def derived(function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
-    """A function of a direction and tensors that gives a function's value and its gradients along it."""
+    """Return a function of a direction and tensors: the function's value and its gradients along it."""
 
     def run(direction: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
         with torch.enable_grad():
@@ -171,7 +171,7 @@ def directions() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module", params=OPSETS)
 def results(request: pytest.FixtureRequest) -> dict[str, list[np.ndarray]]:
-    """What ONNX Runtime gives for every case, in one graph."""
+    """ONNX Runtime's results for every case, in one graph."""
     made = StepGraph(FakeTensorMode(allow_non_fake_inputs=True))
     feeds: dict[str, Any] = {}
     nodes = {}

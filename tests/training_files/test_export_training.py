@@ -1,4 +1,4 @@
-"""What export_training takes and refuses."""
+"""Arguments that export_training accepts and refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch2ort.errors import (
 
 
 class Tied(torch.nn.Module):
-    """A table that is read twice, and a parameter that the loss does not reach."""
+    """A table that is read twice, and a parameter on which the loss does not depend."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Tied(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory):
-    """A model with tied weights and an optimizer of a user's own, and the folder of its step."""
+    """A model with tied weights and a user's own optimizer, and the folder of its step."""
 
     def falling(parameters, gradients, state, lr):
         step = state["step"] + 1
@@ -203,7 +203,7 @@ def rounded(outputs, targets):
 
 
 class Widening(torch.nn.Module):
-    """Computes in float32 whatever it is given, with a constant in half precision."""
+    """Computes in float32 whatever its input's dtype is, with a constant in half precision."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ from torch2ort.errors import (
 
 
 class Scaled(torch.autograd.Function):
-    """``factor * x * weight``, of whose gradients the second is doubled, so that only its backward has it."""
+    """``factor * x * weight``, whose second gradient is doubled, so that only its own backward gives it."""
 
     @staticmethod
     def forward(ctx, x, weight, factor):
@@ -43,7 +43,7 @@ class Scaled(torch.autograd.Function):
 
 
 class Noise(torch.autograd.Function):
-    """Adds numbers that PyTorch draws."""
+    """Adds random numbers of PyTorch."""
 
     @staticmethod
     def forward(ctx, x):
@@ -55,7 +55,7 @@ class Noise(torch.autograd.Function):
 
 
 class Moody(torch.autograd.Function):
-    """Raises an error, or leaves out a gradient, where it is told to."""
+    """Raises an error, or omits a gradient, according to a flag."""
 
     raises, leaves_out = None, False
 
@@ -109,7 +109,7 @@ def arrays(step=0):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model, what its export said, and the folder of its step."""
+    """A model, the warnings of its export, and the folder of its step."""
     folder = tmp_path_factory.mktemp("functions")
     torch.manual_seed(3)
     model, optimizer = Net(), optim.SGD(lr=0.1, momentum=0.9)

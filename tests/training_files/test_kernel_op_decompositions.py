@@ -1,4 +1,4 @@
-"""Operators that other graphs give to PyTorch's kernels, alone: what a step gives, and its gradients."""
+"""Operators that run in PyTorch's kernels in other graphs, each alone: a step's results and gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPSETS = [18, pytest.param(21, marks=pytest.mark.long)]
 
 
 class Table(torch.nn.Module):
-    """A parameter times what is given, so that a step of size one shows its gradient."""
+    """A parameter times the input, so that a step with learning rate one shows its gradient."""
 
     def __init__(self) -> None:
         super().__init__()

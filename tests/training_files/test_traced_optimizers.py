@@ -1,4 +1,4 @@
-"""Each optimizer as a graph of ONNX's operators, beside itself as a function of tensors."""
+"""Each optimizer as a graph of ONNX operators, compared with itself as a function of tensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rate(step: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def session() -> onnxruntime.InferenceSession:
-    """All of them in one graph, so that it is translated once."""
+    """All optimizers in one graph, so that it is translated once."""
     made = StepGraph(FakeTensorMode())
     lr = made.input("lr", (), torch.float32)
     for name, optimizer in OPTIMIZERS.items():

@@ -1,7 +1,8 @@
-"""Who notices that a model was changed after its first call: ``python -m tests.variants.guard_comparison``.
+"""Detection of changes to a model after its first call: ``python -m tests.variants.guard_comparison``.
 
 Each of the ways in ``model_changes`` is tried on an ORTModule and on torch.compile, and the call after the
-change is compared with eager PyTorch. Prints a table in Markdown of what not both notice, and counts.
+change is compared with eager PyTorch. Prints a table in Markdown of the changes that not both detect, and
+counts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Wrap = Callable[[torch.nn.Module], Any]
 
 
 def compiled(model: torch.nn.Module) -> Any:
-    """By dynamo, whose graphs run in eager PyTorch."""
+    """Compile by dynamo, whose graphs run in eager PyTorch."""
     torch._dynamo.reset()
     return torch.compile(model, backend="eager")
 
@@ -31,7 +32,7 @@ WRAPPERS: dict[str, Wrap] = {"ORTModule": torch2ort.ORTModule, "torch.compile": 
 
 
 def gradients(module: Any, model: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
-    """The result of a call, and the gradient of each parameter."""
+    """Return the result of a call, and the gradient of each parameter."""
     model.zero_grad()
     result = module(x)
     if result.requires_grad:
@@ -40,7 +41,7 @@ def gradients(module: Any, model: torch.nn.Module, x: torch.Tensor) -> list[torc
 
 
 def is_same(actual: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
-    """Whether two results are the same but for rounding."""
+    """Return True if two results are equal up to rounding."""
     if actual is None or expected is None:
         return actual is expected
     same_form = actual.shape == expected.shape and actual.dtype == expected.dtype
@@ -48,7 +49,7 @@ def is_same(actual: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
 
 
 def verdict(way: Way, wrap: Wrap) -> str:
-    """What the call after a change is: eager's, another, or an error."""
+    """Return the outcome of the call after a change: eager PyTorch's result, another, or an error."""
     torch.manual_seed(0)
     model, x = way.make(), torch.randn(3, 4)
     module = wrap(model)

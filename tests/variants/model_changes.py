@@ -18,7 +18,7 @@ from torch import nn
 
 
 class Reads(nn.Module):
-    """A layer, and what ``compute(self, h)`` makes of its result."""
+    """A layer, and ``compute(self, h)`` of its result."""
 
     def __init__(self, compute: Callable[[Any, torch.Tensor], torch.Tensor], **attributes: Any) -> None:
         super().__init__()
@@ -36,10 +36,10 @@ class Way:
     """One change.
 
     Attributes:
-        name: what is changed.
-        make: makes a model, whose input is of shape [3, 4].
-        change: changes it.
-        restore: puts back what does not belong to the model.
+        name: description of the change.
+        make: makes a model, whose input has shape [3, 4].
+        change: changes the model.
+        restore: restores changed objects outside of the model.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Way:
 
 
 WAYS: list[Way] = []
-# Changes of what no call reads: the graph that there is goes on.
+# Changes of objects that no call reads: the existing graph remains in use.
 IRRELEVANT: list[Way] = []
 
 
 def way(
     name: str, compute: Any, change: Callable[[Any], Any], restore: Any = None, **attributes: Any
 ) -> None:
-    """Note a change of a :class:`Reads` with these attributes."""
+    """Register a change of a :class:`Reads` with these attributes."""
     make = functools.partial(_reads, compute, attributes)
     WAYS.append(Way(name, make, change, restore or (lambda: None)))
 
@@ -67,13 +67,13 @@ def way(
 def no_matter(
     name: str, compute: Any, change: Callable[[Any], Any], restore: Any = None, **attributes: Any
 ) -> None:
-    """Note a change of a :class:`Reads` that its forward does not read."""
+    """Register a change of a :class:`Reads` that its forward does not read."""
     make = functools.partial(_reads, compute, attributes)
     IRRELEVANT.append(Way(name, make, change, restore or (lambda: None)))
 
 
 def _reads(compute: Any, attributes: dict[str, Any]) -> nn.Module:
-    # A value that is made anew for each model.
+    # A `_Made` value is made for each model.
     made = {n: v() if isinstance(v, _Made) else v for n, v in attributes.items()}
     return Reads(compute, **made)
 
@@ -568,7 +568,7 @@ OFFSET = torch.ones(4)
 
 
 def change_global(name: str, value: Any) -> tuple[Callable[[Any], None], Callable[[], None]]:
-    """Set a variable of this module, and put it back."""
+    """Return functions that set a variable of this module, and restore it."""
     before = globals()[name]
     return (lambda model: globals().__setitem__(name, value)), (lambda: globals().__setitem__(name, before))
 
@@ -600,7 +600,7 @@ way(
     lambda m: setattr(CONFIG, "scale", 3.0),
     lambda: setattr(CONFIG, "scale", 2.0),
 )
-way("global class, named anew", lambda m, h: Doubler()(h), *change_global("Doubler", Tripler))
+way("global class, replaced", lambda m, h: Doubler()(h), *change_global("Doubler", Tripler))
 way(
     "global that hides a builtin",
     lambda m, h: h * float(abs(-2.0)),
@@ -672,7 +672,7 @@ way(
 
 
 class Namespace:
-    """Static things."""
+    """A class as a namespace."""
 
     scale = 2.0
     table: ClassVar[dict[str, float]] = {"a": 2.0}
@@ -717,7 +717,7 @@ way(
 
 
 class Methods(nn.Module):
-    """A model whose class is changed; made anew for each test."""
+    """A model whose class is changed; defined again for each test."""
 
     scale = 2.0
 
@@ -733,7 +733,7 @@ class Methods(nn.Module):
 
 
 def of_class(name: str, change: Callable[[Any], Any]) -> None:
-    """Note a change of the class of a model; each model has a class of its own."""
+    """Register a change of the class of a model; each model has a class of its own."""
 
     def make() -> nn.Module:
         kind = type("Changed", (Methods,), {"act": lambda self, h: h * self.scale, "scale": 2.0})
@@ -805,7 +805,7 @@ class Cube(torch.autograd.Function):
         return 3 * ctx.saved_tensors[0] ** 2 * grad
 
 
-way("Function class, defined anew", lambda m, h: Square.apply(h), *change_global("Square", Cube))
+way("Function class, replaced", lambda m, h: Square.apply(h), *change_global("Square", Cube))
 way(
     "forward of a Function",
     lambda m, h: Square.apply(h),
@@ -861,17 +861,17 @@ way(
 )
 
 
-# --- what no call reads
+# --- objects that no call reads
 
 
 class Unread:
-    """Not looked at by any forward."""
+    """A class that no forward reads."""
 
     value = 1
 
 
-no_matter("attribute that nobody reads", times, put(note="new"), scale=2.0, note="old")
-no_matter("new attribute that nobody reads", times, put(remark="new"), scale=2.0)
+no_matter("unused attribute", times, put(note="new"), scale=2.0, note="old")
+no_matter("new, unused attribute", times, put(remark="new"), scale=2.0)
 no_matter("the same number again", times, put(scale=float("2.0")), scale=2.0)
 no_matter("an equal tuple", lambda m, h: h * m.t[0], put(t=tuple([2.0])), t=(2.0,))
 no_matter("values of a parameter", times, lambda m: m.layer.weight.data.add_(1.0), scale=2.0)
@@ -901,7 +901,7 @@ no_matter(
     lambda: delattr(Reads, "helper"),
     scale=2.0,
 )
-no_matter("global that nobody reads", times, *change_global("CONFIG", Settings(3.0)), scale=2.0)
+no_matter("unused global", times, *change_global("CONFIG", Settings(3.0)), scale=2.0)
 no_matter(
     "an equal numpy array",
     lambda m, h: h * float(m.a[0]),

@@ -1,4 +1,4 @@
-"""However the calls of a module are written, one after the other, each gives what eager PyTorch gives."""
+"""Consecutive calls of a module, in any form, give eager PyTorch's results."""
 
 from __future__ import annotations
 

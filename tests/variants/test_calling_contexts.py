@@ -346,7 +346,7 @@ def test_inference_in_half_precision_is_eagers():
         assert_same(module(X.half()), model(X.half()), "output", rtol=1e-2, atol=1e-2)
 
 
-# --- what varies from call to call ---
+# --- values that vary from call to call ---
 
 
 def test_a_number_argument_that_changes_with_every_call_warns():
@@ -395,12 +395,12 @@ def test_a_table_that_is_kept_by_size_works_for_every_size():
     module = torch2ort.ORTModule(copy.deepcopy(model))
     for length in (3, 2, 3, 1, 2):
         assert_same(module(X[:length]), model(X[:length]), f"length {length}")
-    # What the trace put into the table is no tensor of the trace.
+    # The table does not contain a tensor of the trace.
     assert_same(module.module(X), model(X), "the original model")
 
 
 class Named(torch.nn.Module):
-    """Looks up by a text of a size, and names what it returns by one."""
+    """Looks a value up by the text of a size, and names its result by one."""
 
     def __init__(self) -> None:
         super().__init__()

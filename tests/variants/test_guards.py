@@ -1,7 +1,7 @@
-"""A graph does not outlive what it was made from: whatever is changed, the next call is eager's.
+"""A graph is not used after a change of its dependencies: the next call gives eager PyTorch's result.
 
-Each way to change a model is tried on the guards alone, which costs milliseconds, and through ORTModule: a
-part of them here, all of them with the long tests.
+Each change of a model is tested on the guards alone, which takes milliseconds, and through ORTModule: a part
+of them here, all of them with the long tests.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ nn = torch.nn
 
 
 def found(model: nn.Module) -> Dependencies:
-    """What a graph of ``model`` depends on."""
+    """The dependencies of a graph of ``model``."""
     tensors, schema = io_schema.flatten({"x": torch.randn(3, 4)})
     return dependencies(model, tensors, schema, with_hooks=False)
 
 
 @pytest.fixture
 def changed(request: pytest.FixtureRequest) -> Any:
-    """Change a model in a way, which is undone after the test."""
+    """Return a function that changes a model; the change is undone after the test."""
 
     def change(way: Way, model: nn.Module) -> None:
         request.addfinalizer(way.restore)
@@ -66,7 +66,7 @@ def test_what_nobody_reads_is_no_change(way: Way, changed: Any):
 def gradients(
     call: Any, x: torch.Tensor, model: nn.Module | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
-    """The result of a call, and the gradient of each parameter of ``model``; of what is called by default."""
+    """Return the result of a call, and the gradients of the parameters of ``model``, by default ``call``."""
     model = call if model is None else model
     model.zero_grad()
     result = call(x)
@@ -171,7 +171,7 @@ TOTAL = 0
 
 
 class Counting(torch.autograd.Function):
-    """Keeps books about its own calls, in all the places where one can."""
+    """Records its own calls, in all possible places."""
 
     calls = 0
     seen: ClassVar[list[torch.Size]] = []
@@ -180,7 +180,7 @@ class Counting(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         global TOTAL
-        if type(x) is torch.Tensor:  # and not one without memory, in an export
+        if type(x) is torch.Tensor:  # and not a tensor without memory, in an export
             TOTAL += 1
             Counting.calls += 1
             Counting.seen.append(x.shape)
@@ -238,7 +238,7 @@ def test_how_a_container_is_taken_apart_reads_nothing_of_a_function(request: pyt
 
 
 class Noting(torch.autograd.Function):
-    """Notes what it saw under a name that code of torch reads of dictionaries."""
+    """Records its input under a name that code of torch reads of dictionaries."""
 
     values: ClassVar[list[torch.Size]] = []
 

@@ -1,4 +1,4 @@
-"""One tensor that a call passes twice: what forward sees of it, and what a graph of such a call takes."""
+"""One tensor that a call passes twice: forward sees one object, and a graph accepts the same calls alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How inputs lie in memory: a graph serves those for which eager PyTorch would do the same."""
+"""Memory layouts of inputs: a graph serves those for which eager PyTorch would compute the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.comparison import assert_same
 
 
 class Lies(nn.Module):
-    """Asks how its input lies in memory."""
+    """Queries the memory layout of its input."""
 
     def __init__(self, compute: Any) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ ORDERS = {
 
 
 def assert_each_is_eagers(compute: Callable[[torch.Tensor], torch.Tensor], inputs: Any) -> None:
-    """The result, and what is written to the input, of one ORTModule."""
+    """Compare the results of one ORTModule, and its writes to the inputs, with eager PyTorch."""
     model = Lies(compute)
     wrapped = torch2ort.ORTModule(model)
     for x in inputs:

@@ -1,4 +1,4 @@
-"""A start that Ctrl-C ends in any phase leaves nothing behind, and the next call starts afresh."""
+"""A start that Ctrl-C interrupts in any phase leaves nothing behind, and the next call starts again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.sweeps import thinned
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.store.store import Store
 
-# Of each phase a function: the start is interrupted when it returns.
+# A function of each phase: the start is interrupted when it returns.
 PHASES = {
     "look-up": "torch2ort.cache.key.key:named_tensors",
     "trace": "torch2ort.capture.trace:_described",
@@ -57,7 +57,7 @@ def _interrupt(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
 
 
 def _state() -> list[Any]:
-    """What an export changes while it works."""
+    """The state of torch that an export changes while it runs."""
     return [
         [getattr(SymNode, name) for name in ("_add", "_mul", "_eq")],
         ShapeEnv._get_sloc,

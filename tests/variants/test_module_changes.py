@@ -1,4 +1,4 @@
-"""What is done to a module between two calls is seen by the next one."""
+"""Changes to a module between two calls take effect in the next one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ nn = torch.nn
 
 
 class Model(nn.Module):
-    """Its result depends on its sizes in more ways than that of the layers alone."""
+    """A model whose result depends on its sizes in more ways than that of its layers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A batch without elements gives eager's shapes, values and gradients, as the first batch and later."""
+"""An empty batch gives eager PyTorch's shapes, values and gradients, as the first batch and later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of Python's, NumPy's and torch's own classes that a model holds: what they hold is guarded, too."""
+"""Objects of Python's, NumPy's and torch's own classes in a model: their state is guarded, too."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("variable", def
 
 
 class OwnQueue(queue.Queue):
-    """A user's class on top of one of Python's."""
+    """A user's subclass of one of Python's classes."""
 
 
 class OwnNormal(distributions.Normal):
-    """A user's class on top of one of torch's."""
+    """A user's subclass of one of torch's classes."""
 
 
 class Pairs(collections.abc.Sequence):
-    """A user's class on top of one of Python's that holds nothing itself."""
+    """A user's subclass of a Python class without attributes."""
 
     def __init__(self) -> None:
         self.following = iter([1, 2])
@@ -56,7 +56,7 @@ class Pairs(collections.abc.Sequence):
 
 
 class Clock(threading.Thread):
-    """As tqdm has one: a thread that notes when it woke."""
+    """A thread that records when it woke, as tqdm has one."""
 
     scale = 2.0
 
@@ -94,7 +94,7 @@ def set_mean(held: Any, number: int) -> None:
     held.loc = torch.tensor(float(number))
 
 
-# What is held, what forward reads of it, and how it is changed between calls.
+# Functions that make an object, read it in forward, and change it between calls.
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any, int], Any]]] = {
     "ChainMap": (lambda: collections.ChainMap({}, {"scale": 1}), lambda m: m["scale"], set_entry),
     "ConfigParser": (
@@ -264,7 +264,7 @@ def within(held: Any, h: torch.Tensor) -> torch.Tensor:
 def test_what_does_not_change_needs_one_graph(name: str):
     make, read = HARMLESS[name]
     model = Reads(lambda m, h: read(m.held, h), held=make())
-    # Eager may note in what it holds what it has computed.
+    # Eager PyTorch may cache results in the object.
     eager = Reads(model.compute, held=make())
     eager.layer = model.layer
     wrapped = torch2ort.ORTModule(model)
@@ -305,7 +305,7 @@ def test_memory_that_forward_writes_to_is_as_it_was_behind_a_refusal(name: str):
 
 
 class Kept:
-    """A user's class with an attribute of the name that torch's transforms have."""
+    """A user's class with an attribute that torch's transforms also have."""
 
     def __init__(self) -> None:
         self._cached_x_y = 1.0
@@ -341,7 +341,7 @@ SCALE = {"scale": 1.0}
 
 
 class Decorated(torch.nn.Module):
-    """Code that reads attributes by names that it makes, and a method with a decorator."""
+    """Code that reads attributes by computed names, and a method with a decorator."""
 
     def __init__(self) -> None:
         super().__init__()

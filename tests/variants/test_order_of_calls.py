@@ -1,4 +1,4 @@
-"""What a graph is does not depend on the call that came first."""
+"""A graph does not depend on the kind of the first call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X = torch.arange(12.0).reshape(3, 4) / 7
 
 
 class Rounds(torch.autograd.Function):
-    """A straight-through round, so that a gradient that takes another way is seen; asks what eager asks."""
+    """A round that depends on ``needs_input_grad``, with a gradient that would differ if it were traced."""
 
     @staticmethod
     def forward(ctx, x):
@@ -80,7 +80,7 @@ def inside_checkpoint(module):
 
 
 def functional(module):
-    """By other tensors than the module's own, which are no leaves."""
+    """A functional call with other tensors than the module's own, which are not leaves."""
     module.zero_grad()
     parameters = {name: p * 2 for name, p in module.named_parameters()}
     torch.func.functional_call(module, parameters, (X,)).sum().backward()
@@ -164,12 +164,12 @@ def test_a_tensor_of_inference_mode_that_backward_does_not_need_is_taken():
 def test_a_functional_call_leaves_no_tensor_behind():
     _, ort = pair()
     functional(ort)
-    # The exported model is that of the module's own tensors.
+    # The exported model has the module's own tensors.
     assert_same(ort.exported(X), ort.module(X).detach(), "output")
 
 
 class Switches(Model):
-    """Leaves gradients off for the code behind its call."""
+    """Leaves gradients disabled after its call."""
 
     def forward(self, x):
         hidden = self.first(x)

@@ -1,4 +1,4 @@
-"""``ORTModule.profile`` says what steps take, by operator, by Function and by line of the model's source."""
+"""``ORTModule.profile`` reports the time of steps by operator, Function and line of the model's source."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _line(text):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Where files without a name go while this module's tests run."""
+    """The folder of unnamed files while this module's tests run."""
     folder = tmp_path_factory.mktemp("temporary")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
@@ -63,7 +63,7 @@ def test_operators_have_calls_time_and_memory(profiled):
     rows = {row.name: row for row in profiled[1].operators}
     assert rows["Exp"].calls == 2
     assert rows["Exp"].seconds > 0
-    # What the node makes lives while it runs.
+    # The node's output is allocated while it runs.
     assert rows["Exp"].peak_bytes >= 4 * 5 * 6
     assert sum(row.share for row in rows.values()) == pytest.approx(1)
 

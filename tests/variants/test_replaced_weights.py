@@ -1,4 +1,4 @@
-"""Parameters that are tied, parted or replaced after a step: the next step reads what stands there."""
+"""Parameters that are tied, untied or replaced after a step: the next step reads the new ones."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_another_weight_of_the_same_form_is_no_change_and_is_noted_when_it_is_ac
 
 
 class Taught(nn.Module):
-    """A layer, and one in a list, which is none of the model's modules."""
+    """A layer, and one in a list, which is not among the model's modules."""
 
     def __init__(self) -> None:
         super().__init__()

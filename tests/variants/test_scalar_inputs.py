@@ -1,4 +1,4 @@
-"""Numbers among the arguments that vary are inputs of one graph, where forward only computes with them."""
+"""Varying numbers among the arguments are inputs of one graph, if forward only computes with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ nn = torch.nn
 
 
 class Takes(nn.Module):
-    """A layer, and what ``compute(h, number)`` makes of its result."""
+    """A layer, and ``compute(h, number)`` of its result."""
 
     def __init__(self, compute: Any) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Takes(nn.Module):
 
 
 def graphs_of(compute: Any, numbers: list[Any], x: torch.Tensor | None = None) -> int:
-    """The number of graphs that calls with these numbers need, each of which is compared with eager."""
+    """Compare calls with these numbers with eager PyTorch, and return the number of graphs that they need."""
     model = Takes(compute)
     wrapped = torch2ort.ORTModule(model)
     x = torch.randn(3, 4) if x is None else x

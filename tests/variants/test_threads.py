@@ -28,13 +28,13 @@ class Net(nn.Module):
 
 
 def gradients(model, x, parameters=None):
-    """Output and gradients; ``parameters`` where an export may have others in their place meanwhile."""
+    """Output and gradients; pass ``parameters`` if an export may have replaced the model's meanwhile."""
     output = model(x)
     return [output, *torch.autograd.grad(output.square().sum(), parameters or list(model.parameters()))]
 
 
 def in_threads(work):
-    """What ``work`` gives for each thread's number, all of which begin at once."""
+    """Run ``work`` with each thread's number, all at once, and return the results."""
     found, start = [None] * THREADS, threading.Barrier(THREADS)
 
     def run(i):
@@ -88,7 +88,7 @@ def test_threads_export_modules_of_their_own_at_once():
 
 
 def outcome(module, x):
-    """Gradients, or none: a build of PyTorch with CUDA refuses a backward in a child of what had one."""
+    """Gradients, or none: PyTorch with CUDA refuses a backward in a fork of a process that ran one."""
     try:
         return gradients(module, x)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Tests a wheel: what it holds, and that it works in an empty environment. ``check.py WHEEL CONSTRAINTS``."""
+"""Tests a wheel: its files, and its use in an empty environment. ``check.py WHEEL CONSTRAINTS``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEEDED = (
 
 
 def check_files(wheel: Path) -> None:
-    """Exit with a sentence if a file is missing, or one is there that users have no use for."""
+    """Exit with a message if a file is missing, or the wheel contains one that is of no use to users."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     missing = [pattern for pattern in NEEDED if not fnmatch.filter(names, pattern)]

@@ -1,4 +1,4 @@
-"""What a new user of the wheel does first, with an onnxruntime and no test tools: export, save, load, run."""
+"""First steps of a new user of the wheel, with an onnxruntime and no test tools: export, save, load, run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names a piece of compiled code uses, against what the standard library's ``dis`` reads."""
+"""Names that a code object uses, compared with those that the standard library's ``dis`` finds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parts(code: CodeType) -> Iterator[CodeType]:
 
 
 def chains(code: CodeType) -> list[tuple[str, ...]]:
-    """Globals and the attributes that are read from them at once, as ``dis`` tells."""
+    """Globals and the attributes that are read from them directly, according to ``dis``."""
     found: list[tuple[str, ...]] = []
     for part in parts(code):
         grows = False

@@ -1,4 +1,4 @@
-"""An export changes the process while it works: nobody looks at a model meanwhile."""
+"""An export changes the process while it runs: no other thread inspects a model meanwhile."""
 
 import copy
 import subprocess

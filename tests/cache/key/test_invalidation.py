@@ -50,7 +50,7 @@ def make():
 
 
 def source(text: str) -> str:
-    """The module of a net: helpers, then what its ``__init__`` does, then what its ``forward`` does."""
+    """The source of a net's module: helpers, the body of ``__init__``, the body of ``forward``."""
     helpers, _, forward = text.partition("# forward\n")
     helpers, _, attributes = helpers.partition("# __init__\n")
     lines = {"attributes": attributes or "pass", "forward": forward}
@@ -602,7 +602,7 @@ def test_how_an_output_is_taken_apart_counts():
 
 
 class QuietConfig(transformers.BertConfig):
-    """Looks the same whatever is in it."""
+    """A configuration with the same ``repr`` whatever its values are."""
 
     def __repr__(self) -> str:
         return "QuietConfig()"
@@ -671,7 +671,7 @@ def test_what_somebody_put_into_an_installed_package_counts(monkeypatch, change)
 
 
 class Holds(torch.nn.Module):
-    """Holds its parameter where torch.export does not look for it."""
+    """Stores its parameter where torch.export does not look for it."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -712,7 +712,7 @@ def test_values_of_a_recurrent_layer_do_not_count():
 
 @pytest.mark.parametrize("folder", ["mine-1.0.dist-info", "Mine.dist-info"])
 def test_a_package_that_is_installed_again_counts(monkeypatch, tmp_path, folder):
-    """With the same version, as one's own is while it is worked on."""
+    """The version is the same, as that of a user's own package under development."""
     record_file = tmp_path / folder / "RECORD"
     record_file.parent.mkdir()
 

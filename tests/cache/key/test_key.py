@@ -351,7 +351,7 @@ print(json.dumps([[key.digest, key.components] for key in keys]))
 
 
 def test_an_ortmodule_in_reach_of_its_model_counts_by_that_model():
-    """As where accelerate put autocast around the forward of an ORTModule, and so into that of its model."""
+    """Accelerate does so: it wraps an ORTModule's forward in autocast, and with it that of its model."""
     model = linear()
     module = torch2ort.ORTModule(model)
     model.around = lambda: module

@@ -1,4 +1,4 @@
-"""No stale hit: a model of another result has another key, whatever was edited in its source or objects."""
+"""No stale hit: a model with another result has another key, whatever was edited in its source or objects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMES = {
 
 
 class Edit(ast.NodeTransformer):
-    """Changes the node of a number, counted over all nodes that an edit can change."""
+    """Changes one node, selected by its index among all nodes that an edit can change."""
 
     def __init__(self, at: int, chance: random.Random) -> None:
         self.at, self.chance, self.count = at, chance, 0
@@ -84,7 +84,7 @@ def edited(chance: random.Random) -> str:
 
 
 def places(owner: Any, seen: set[int]) -> Iterator[tuple[Any, Callable[[Any], object]]]:
-    """Each value that a model's own objects hold, with what puts another one there."""
+    """Each value that a model's own objects hold, with a function that replaces it."""
     if id(owner) in seen:
         return
     seen.add(id(owner))
@@ -105,7 +105,7 @@ def places(owner: Any, seen: set[int]) -> Iterator[tuple[Any, Callable[[Any], ob
 
 
 def places_of_function(function: types.FunctionType) -> Iterator[tuple[Any, Callable[[Any], object]]]:
-    """The same of a function's defaults and variables."""
+    """Each value among a function's defaults and variables, with a function that replaces it."""
     defaults = function.__defaults__ or ()
 
     def put(at: int, value: Any) -> None:
@@ -139,7 +139,7 @@ def other_than(value: Any, chance: random.Random) -> Any:
 
 
 def outcome(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> Any:
-    """What eager PyTorch gives, with the weights of the unedited model, which are no part of a key."""
+    """Eager PyTorch's results with the weights of the unedited model, which are not part of a key."""
     if {k: v.shape for k, v in model.state_dict().items()} != {k: v.shape for k, v in weights.items()}:
         return "other weights"
     model.load_state_dict(weights)
@@ -153,7 +153,7 @@ def outcome(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> Any:
 
 
 def differs(one: Any, other: Any) -> bool:
-    """Whether two outcomes are not the same."""
+    """Return True if two outcomes differ."""
     if isinstance(one, str) or isinstance(other, str):
         return one != other
     return not all(
@@ -179,7 +179,7 @@ def unedited() -> tuple[str | None, Any, dict[str, torch.Tensor]]:
 
 
 def changes_the_result(model: torch.nn.Module, unedited: Any, edit: str) -> bool:
-    """Whether an edit did that; the key is then another one."""
+    """Return True if an edit changed the result; the key must then have changed too."""
     before, expected, weights = unedited
     found = digest(model)
     if not differs(outcome(model, weights), expected):
@@ -198,7 +198,7 @@ def test_an_edit_of_the_source_that_changes_the_result_changes_the_key(part, une
             try:
                 model = stack.enter_context(imported(source)).make()
             except Exception:
-                continue  # no model comes out
+                continue  # the edited source defines no model
             changed += changes_the_result(model, unedited, f"seed {seed}:\n{source}")
     assert changed > EDITS / 20, "too few edits change anything"
 

@@ -31,7 +31,7 @@ print(json.dumps([exported.cache.hit, module.exported.cache.hit, all(half.cached
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder, and the default that other tests are run without."""
+    """A home folder, and the default cache folder, which other tests run without."""
     monkeypatch.setattr(location, "users_folder", USERS_FOLDER)
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -1,4 +1,4 @@
-"""The cache between processes: right results whatever happens to the others."""
+"""The cache between processes: correct results whatever happens to the other processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def start(cache: Path, model: str, file: Path | None = None, **environment: str)
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What the process found, which must be what eager PyTorch gives."""
+    """Return a process's report, after a check of its losses against eager PyTorch's."""
     output, _ = process.communicate(timeout=110)
     assert process.returncode == 0
     found = json.loads(output.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Entries are whole or not there, whoever kills, fills, cuts or changes what."""
+"""Entries are complete or absent, whatever is killed, full, truncated or changed."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_the_entry_that_was_not_used_for_longest_goes_first(tmp_path):
         write(store, letter * 64, {"file": b"x" * 900})
         past = time.time() - 100 * (age + 1)
         os.utime(tmp_path / "v1" / (letter * 64), (past, past))
-    assert store.read("a" * 64) is not None  # the oldest, but used now
+    assert store.read("a" * 64) is not None  # the oldest entry, but used now
     write(store, "d" * 64, {"file": b"x" * 900})
     assert [entry.manifest.digest[0] for entry in store.listed()] == ["d", "a"]
 
@@ -325,7 +325,7 @@ def test_a_writer_that_is_killed_leaves_nothing_that_is_read(store, tmp_path):
         assert not leftover.exists()
 
 
-# --- disks that do not take it
+# --- disks that refuse the write
 
 
 def test_a_full_disk_refuses_the_entry(store, tmp_path):

@@ -8,6 +8,6 @@ from tests.models.families.family_registry import FAMILIES, Family
 
 __all__ = ["FAMILIES", "Family"]
 
-# Each adds its families to the table.
+# Each module adds its families to the table.
 for _name in ("audio", "decoders", "diffusion", "encoders", "custom_models", "vision"):
     importlib.import_module(f"{__name__}.{_name}")

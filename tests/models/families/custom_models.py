@@ -1,4 +1,4 @@
-"""Nets written here: graphs, flows, recurrent, spiking and convolutional ones."""
+"""Nets of no library: graph nets, flows, recurrent, spiking and convolutional nets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Gat(nn.Module):
 
 
 class MessagePassing(nn.Module):
-    """Messages out of both ends of an edge, averaged, then a GRU cell: as in MPNN."""
+    """Messages from both ends of an edge, averaged, then a GRU cell, as in MPNN."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -139,7 +139,7 @@ encoder(
         "block_sizes": [1, 1],
         "num_decoder_layers": 1,
     },
-    # Nobody reads that number later, but who has the model can.
+    # The number is unused later, but the model's user can read it.
     warns="FunnelForMaskedLM: forward changes FunnelForMaskedLM.funnel.encoder.attention_structure.seq_len, "
     "which calls of the exported model do not do. Return what they are to give",
 )
@@ -309,7 +309,7 @@ pair(
     encoder_attention_type="transient-global",
     masked=True,
 )
-# Without a mask it makes one, unless it is compiled.
+# Without a mask the model makes one, unless it is compiled.
 pair(
     "longt5, no mask",
     hf.LongT5Config,

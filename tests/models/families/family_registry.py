@@ -1,7 +1,7 @@
-"""What a family is, and the table that the files beside this one fill.
+"""Families of models: their class, and the table that the modules beside this one fill.
 
-An entry makes a tiny net of random weights, and batches of two sizes. ``refused`` is the whole sentence of
-the refusal, with ``...`` for the model's source line or torch's own words.
+An entry makes a tiny net of random weights, and batches of two sizes. ``refused`` is the whole message of
+the refusal, with ``...`` in place of the model's source line or torch's own message.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FAMILIES: dict[str, Family] = {}
 def family(name: str, *, refused: str | None = None, warns: str | None = None) -> Callable[[Make], Make]:
     def add(make: Make) -> Make:
         known = FAMILIES.get(name)
-        # pytest imports each file once more, for its doctests.
+        # pytest imports each module once more, for its doctests.
         assert known is None or known.make.__code__.co_filename == make.__code__.co_filename, name
         FAMILIES[name] = Family(name, make, refused, warns)
         return make

@@ -78,8 +78,8 @@ images(
         "decoder_num_attention_heads": 2,
         "decoder_num_hidden_layers": 1,
         "decoder_intermediate_size": 32,
-        # Normalizing small tokens with the default of 1e-12 makes gradients of 14000, of which an element of
-        # 53 rounds: 52.97932 in float64, 52.98419 in eager PyTorch's float32, 52.97655 in ONNX Runtime's.
+        # Normalizing small tokens with the default of 1e-12 makes gradients of 14000, so that an element of
+        # 53 is inexact: 52.97932 in float64, 52.98419 in eager PyTorch's float32, 52.97655 in ONNX Runtime's.
         "layer_norm_eps": 1e-3,
     },
     16,

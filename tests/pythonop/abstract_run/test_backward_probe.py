@@ -1,4 +1,4 @@
-"""A backward does what a graph does not: as in eager PyTorch, or a refusal by name before the first step."""
+"""Side effects of a backward occur as in eager PyTorch, or are refused by name before the first step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = f"{__name__}."
 
 
 class Reads(Function):
-    """Keeps a buffer for backward, in one of two ways."""
+    """Saves a buffer for backward, in one of two ways."""
 
     @staticmethod
     def forward(ctx, x, seen, saves):
@@ -50,7 +50,7 @@ class Writes(Function):
 
 
 class Backward(Function):
-    """``back`` of what forward saved, and of the gradient."""
+    """Backward returns ``back`` of the saved tensor and the gradient."""
 
     @staticmethod
     def forward(ctx, x, back):
@@ -78,7 +78,7 @@ class Net(torch.nn.Module):
 
 
 def assert_trains_alike(call) -> None:
-    """Compare gradients and buffers after two backwards, which add up, with eager PyTorch's."""
+    """Compare gradients and buffers after two accumulating backward passes with eager PyTorch's."""
     model, x = Net(call), torch.randn(3, 4)
     twin = copy.deepcopy(model)
     module = torch2ort.ORTModule(model)
@@ -90,7 +90,7 @@ def assert_trains_alike(call) -> None:
 
 
 def assert_refused(call, message: str) -> None:
-    """``message`` comes before the first step."""
+    """Assert that ``message`` is raised before the first step."""
     with pytest.raises(torch2ort.ExportError, match=f"^{re.escape(NAME + message)}$"):
         torch2ort.ORTModule(Net(call))(torch.randn(3, 4))
 
@@ -183,7 +183,7 @@ def test_a_backward_that_asks_where_an_output_comes_from_is_refused(name) -> Non
 
 
 class Forward(Function):
-    """``run`` in forward."""
+    """Calls ``run`` in forward."""
 
     @staticmethod
     def forward(ctx, x, run):

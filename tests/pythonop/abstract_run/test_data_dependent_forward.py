@@ -1,4 +1,4 @@
-"""A forward that reads values out of its tensors is exported, and trained, as eager PyTorch runs it."""
+"""A forward that reads values of its tensors is exported, and trained, as eager PyTorch runs it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Rounded(Function):
 
 
 class Cholesky(Function):
-    """Made-up data would be no covariance."""
+    """Needs a covariance, which made-up data is not."""
 
     @staticmethod
     def forward(ctx, x):
@@ -86,7 +86,7 @@ class Cholesky(Function):
 
 
 class Sized(Function):
-    """The size of its result is a value."""
+    """The size of its result depends on a value."""
 
     @staticmethod
     def forward(ctx, x):
@@ -147,7 +147,7 @@ class ByNumpy(Function):
 
 
 class Chosen(Function):
-    """Runs on real tensors only, and the size of its result is a value."""
+    """Runs on real tensors only, and the size of its result depends on a value."""
 
     @staticmethod
     def forward(ctx, x):
@@ -160,7 +160,7 @@ class Chosen(Function):
 
 
 class Padded(Function):
-    """The same, though no run on the sample or on made-up data shows it."""
+    """Does the same, though no run on the sample or on made-up data shows it."""
 
     @staticmethod
     def forward(ctx, x):
@@ -177,7 +177,7 @@ def broadcast(model, h):
 
 
 class Mean(Function):
-    """Runs on real tensors only, and gives one row."""
+    """Runs on real tensors only, and returns one row."""
 
     @staticmethod
     def forward(ctx, x):
@@ -259,7 +259,7 @@ class Everything(Function):
 
 
 class Normed(torch.nn.Module):
-    """A model whose forward and whose Function leave traces of each run."""
+    """A model whose forward and whose Function have a side effect in each run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,7 +324,7 @@ def test_expanding_a_size_that_is_a_value_is_refused():
 
 
 class Newton(Function):
-    """Twenty steps, each over the entries that are not at a bound: a mask, and with it a size, a step."""
+    """Twenty steps, each over the entries that are not at a bound: every step has its own mask and size."""
 
     @staticmethod
     def forward(ctx, x):

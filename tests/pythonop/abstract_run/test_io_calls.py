@@ -1,4 +1,4 @@
-"""Calls by which code of a Function speaks with the world are found, and those of other code are not."""
+"""Input and output by a Function's code is detected, and that of other code is not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch2ort.pythonop.abstract_run.io_calls import in_front_of_calls_outside
 
 
 class Closes:
-    """Unreachable in a cycle, it writes to a file when it is collected."""
+    """Writes to a file when it is collected as part of an unreachable cycle."""
 
     def __init__(self, path: Path) -> None:
         self.itself, self.path = self, path
@@ -25,7 +25,7 @@ def test_a_finalizer_of_other_code_runs_to_its_end(tmp_path):
     gc.collect()
     Closes(tmp_path / "file")
     with in_front_of_calls_outside(end):
-        # More objects than the garbage collector waits for.
+        # More objects than the garbage collector's threshold.
         kept = [[] for _ in range(5 * gc.get_threshold()[0])]
     del kept
     gc.collect()

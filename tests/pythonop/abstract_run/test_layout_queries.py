@@ -1,4 +1,4 @@
-"""What forward asks of its arguments beside values: the same result either way, or a refusal by name."""
+"""Queries of forward about its arguments' metadata: the same result in every layout, or a refusal by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.sweeps import thinned
 
 
 class Asks(Function):
-    """Multiplies by what a question makes of the argument."""
+    """Multiplies by the result of a query about the argument."""
 
     @staticmethod
     def forward(ctx, x, question):

@@ -14,7 +14,7 @@ from tests.support.comparison import assert_trains_like_eager
 
 
 class Runs(Function):
-    """Runs what it gets."""
+    """Runs the module that it gets."""
 
     @staticmethod
     def forward(ctx, x, run):
@@ -40,7 +40,7 @@ class RunsAll(Function):
 
 
 class Noting(torch.nn.Module):
-    """Notes something on itself."""
+    """Sets an attribute of itself in forward."""
 
     def __init__(self, layer) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Noting(torch.nn.Module):
 
 
 class Shared(torch.nn.Module):
-    """Its layer has two names, so that torch.export traces a proxy of it."""
+    """A model whose layer has two names, so that torch.export traces a proxy of it."""
 
     def __init__(self, call) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_a_module_with_two_names_is_itself_in_a_function(call) -> None:
 
 
 class Tanh(Function):
-    """In NumPy, which tensors without data do not run in."""
+    """Runs in NumPy, which does not support tensors without data."""
 
     @staticmethod
     def forward(ctx, x):

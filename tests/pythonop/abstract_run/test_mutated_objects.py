@@ -1,4 +1,4 @@
-"""Python objects that a Function writes to: what eager's calls find in them is what a graph's calls find."""
+"""Python objects that a Function writes to have the same state in a graph's calls as in eager PyTorch's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Counts(Function):
 
 
 class CountsWithSetup(Function):
-    """The same in the other style."""
+    """Does the same with setup_context."""
 
     @staticmethod
     def forward(x, record):
@@ -153,7 +153,7 @@ def test_so_it_is_in_a_file(call, tmp_path):
 
 
 class Draws(Function):
-    """Scales by what ``draw`` gets out of an object."""
+    """Scales by the number that ``draw`` gets from an object."""
 
     @staticmethod
     def forward(ctx, x, source, draw):
@@ -196,7 +196,7 @@ def test_what_steps_on_unseen_is_refused_where_the_model_makes_it_anew(kind, wit
 
 HELD = {
     "dict": (lambda model, h: Counts.apply(h, model.held), lambda: {"n": 1}),
-    "in what is made anew": (lambda model, h: Appends.apply(h, (model.held, {"inner": set()})), list),
+    "in a new tuple": (lambda model, h: Appends.apply(h, (model.held, {"inner": set()})), list),
     "object": (lambda model, h: Observes.apply(h, model.held), Range),
     "object with slots": (lambda model, h: Observes.apply(h, model.held), Slotted),
     "buffer of a module": (lambda model, h: ObservesBuffer.apply(h, model.held), WithBuffer),
@@ -281,7 +281,7 @@ def test_no_fake_tensor_is_left_in_class_closure_global_or_memo():
 
 
 class Leaks(Function):
-    """Keeps a tensor where no walk finds it."""
+    """Stores a tensor where no traversal finds it."""
 
     @staticmethod
     def forward(ctx, x):

@@ -1,4 +1,4 @@
-"""Tensors and sizes that a Function's argument holds where neither autograd nor a graph sees them."""
+"""Tensors and sizes inside a Function's argument, where neither autograd nor a graph sees them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.comparison import assert_same, assert_trains_like_eager
 
 
 class Through(torch.autograd.Function):
-    """Calls what it is given."""
+    """Calls its argument."""
 
     @staticmethod
     def forward(ctx, x, call):
@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 
 
 class Rows(torch.autograd.Function):
-    """Multiplies by a size in what it is given."""
+    """Multiplies by a size inside its argument."""
 
     @staticmethod
     def forward(ctx, x, held):

@@ -1,4 +1,4 @@
-"""Objects whose own methods raise, among what a model and a Function hold."""
+"""Objects whose own methods raise, in attributes of a model and arguments of a Function."""
 
 from __future__ import annotations
 

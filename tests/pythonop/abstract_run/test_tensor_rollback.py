@@ -1,4 +1,4 @@
-"""What a Function writes to tensors that are none of its arguments is written by calls, not by an export."""
+"""Writes of a Function to tensors that are not its arguments happen in calls, and not in an export."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ WAYS = (
 
 
 def writing(held, write):
-    """A Function that reads and writes what ``held`` gives, in forward."""
+    """A Function whose forward reads and writes the tensor that ``held`` returns."""
 
     class Writes(torch.autograd.Function):
         scale = torch.ones(2)
@@ -94,7 +94,7 @@ X = torch.randn(3, 4)
 
 
 def steps(module, tensor):
-    """What two steps give, and what the tensor is after each; afterwards it is what it was."""
+    """Results of two steps, and the tensor's value after each; the tensor is restored afterwards."""
     before, values = tensor.detach(), tensor.clone()
     seen = []
     for _ in range(2):

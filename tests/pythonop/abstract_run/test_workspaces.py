@@ -1,4 +1,4 @@
-"""Memory that a Function keeps and uses again: what it returned of it keeps its numbers in the graph."""
+"""Memory that a Function reuses: results in that memory keep their values in the graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETURNED = {
 
 
 def make(returned, *, forward=False):
-    """A Function that triples in forward and doubles in backward, by way of a tensor that a closure keeps."""
+    """A Function that triples in forward and doubles in backward, by a tensor that a closure keeps."""
     kept = {}
 
     def scaled(x, factor, keep):
@@ -71,7 +71,7 @@ def one_twice(f):
 
 
 class Fresh(Function):
-    """What a Workspace computes."""
+    """The computation of a Workspace, without reuse of memory."""
 
     @staticmethod
     def forward(ctx, x):

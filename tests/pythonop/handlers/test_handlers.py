@@ -1,4 +1,4 @@
-"""The built-in handlers with the libraries that they are for, compared with eager."""
+"""The built-in handlers with their libraries, compared with eager PyTorch."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_spiking_network_of_snntorch():
                 spikes = spikes + self.last(spike)
             return spikes
 
-    # The neuron also assigns its membrane to a buffer that is empty at first, and its reset to itself.
+    # The neuron also assigns its membrane to a buffer that is empty at first, and its reset to an attribute.
     with (
         pytest.warns(torch2ort.Torch2OrtWarning, match=r"assigns to its buffer 'neuron\.mem'"),
         pytest.warns(torch2ort.Torch2OrtWarning, match=r"forward changes Spiking\.neuron\.reset"),

@@ -1,3 +1,3 @@
-"""What tests register here ends with them."""
+"""Registrations of a test end with it."""
 
 from tests.support.registry_cleanup import no_entries_left as no_entries_left

@@ -1,4 +1,4 @@
-"""What registering, listing and forgetting mean, whatever is registered."""
+"""Registering, listing and unregistering, common to all registries."""
 
 from __future__ import annotations
 

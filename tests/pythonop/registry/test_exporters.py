@@ -1,4 +1,4 @@
-"""Exporters: a Function becomes the operators that somebody registered, or stays what it was."""
+"""Exporters: a Function becomes the operators of a registered exporter, or stays a call."""
 
 from __future__ import annotations
 

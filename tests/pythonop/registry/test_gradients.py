@@ -1,4 +1,4 @@
-"""Gradients that users register are those of the operators, whatever engine trains."""
+"""Gradients that users register apply to the operators in every engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.comparison import assert_same, assert_trains_like_eager
 
 
 class Mapped(torch.autograd.Function):
-    """Says what it computes by an exporter, and has a backward of its own."""
+    """Has an exporter for its forward, and a backward of its own."""
 
     @staticmethod
     def forward(ctx, x):

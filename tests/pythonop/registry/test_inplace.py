@@ -1,4 +1,4 @@
-"""In-place maps: a true one saves the copy, a false one is found out, an undeclared one is only slower."""
+"""In-place maps: a correct one saves the copy, a wrong one is detected, an undeclared one is only slower."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEN: dict[str, list[int]] = {}
 
 
 class Look(torch.autograd.Function):
-    """Notes the addresses of what it gets, in both directions."""
+    """Records the addresses of its tensors, in both directions."""
 
     @staticmethod
     def forward(ctx, x, name):
@@ -61,7 +61,7 @@ class AddInto(torch.autograd.Function):
 
 
 class Chain(torch.nn.Module):
-    """``call`` between two layers; ``beside`` makes something else of what goes into it."""
+    """``call`` between two layers; ``beside`` computes another result from the input of ``call``."""
 
     def __init__(self, call, beside=None):
         super().__init__()
@@ -83,13 +83,13 @@ def view(hidden, other):
 
 
 def view_apart(hidden, other):
-    """The same with operators between the Functions."""
+    """Call Functions with operators between them."""
     viewed = View.apply(0.5, other, Look.apply(hidden, "before") * 2)
     return Look.apply(viewed * 2, "after")
 
 
 def views(hidden, other):
-    """A row of them."""
+    """Call several Functions in a row."""
     viewed = View.apply(0.5, other, View.apply(0.5, other, Look.apply(hidden, "before")))
     return Look.apply(viewed, "after")
 
@@ -260,7 +260,7 @@ def test_the_exported_node_tells_onnxruntimes_planner():
         node for node in exported.proto.graph.node if len(node.input) == 2 and node.op_type == "PythonOp"
     ]
     maps = {a.name: list(a.ints) for a in nodes[0].attribute if a.name.endswith("reuse_map")}
-    # By the node's inputs and outputs: the context goes before the outputs, and before the gradients.
+    # By the node's inputs and outputs: the context precedes the outputs, and the gradients.
     assert maps == {"tensor_reuse_map": [-1, 1], "bw_tensor_reuse_map": [-1, 1]}
 
 
@@ -338,7 +338,7 @@ def test_a_map_out_of_range_is_refused_at_export(declared, sentence):
 
 
 class Incumbent(torch.autograd.Function):
-    """As it was written for ORTModule: it declares its map and shapes itself."""
+    """Written for onnxruntime's ORTModule: it declares its map and shapes itself."""
 
     @staticmethod
     def forward(ctx, factor, x, y):
@@ -404,7 +404,7 @@ def test_alias_input_that_gives_one_memory_to_two_is_refused(monkeypatch):
 
 
 def warned(call, beside=None):
-    """What two steps warn of."""
+    """The warnings of two steps."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", torch2ort.Torch2OrtWarning)
         module = torch2ort.ORTModule(Chain(call, beside))

@@ -1,4 +1,4 @@
-"""In-place maps never change a value that something else reads."""
+"""In-place maps never change a value that another operator reads."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _declared():
 
 
 class Model(torch.nn.Module):
-    """What a test wants between two layers."""
+    """A function between two layers."""
 
     def __init__(self, body: Callable[[Any, torch.Tensor, torch.Tensor], Any], width: int) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def test_a_map_trains_like_eager(name):
     assert_trains_like_eager(Model(BODIES[name], 5), batches(5), steps=3)
 
 
-# Memory of that size is handed over without a copy.
+# Memory of that size is donated without a copy.
 @pytest.mark.parametrize(
     "name", thinned(["a row", "views in a row", "gradients in a row", "saved", "returned"], 2)
 )

@@ -168,7 +168,7 @@ class Celu(torch.autograd.Function):
 
 
 class CeluModel(torch.nn.Module):
-    """Eager it is torch's own operator, exported a Function that an exporter maps."""
+    """Calls torch's own operator in eager PyTorch, and in an export a Function that an exporter maps."""
 
     def __init__(self, alpha):
         super().__init__()

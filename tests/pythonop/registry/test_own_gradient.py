@@ -25,7 +25,7 @@ class Spike(torch.autograd.Function):
 
 
 class Round(torch.autograd.Function):
-    """In the style with ``setup_context``, over a tensor and a weight."""
+    """Has a ``setup_context``, a tensor and a weight."""
 
     @staticmethod
     def forward(x, scale):
@@ -43,7 +43,7 @@ class Round(torch.autograd.Function):
 
 
 class Parts(torch.autograd.Function):
-    """Two outputs, of which a model may use one, and its own word on missing gradients."""
+    """Two outputs, of which a model may use one; it sets materialize_grads itself."""
 
     @staticmethod
     def forward(ctx, x):

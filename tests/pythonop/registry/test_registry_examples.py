@@ -1,4 +1,4 @@
-"""The examples of the registries print what they promise."""
+"""The examples of the registries print what their docstrings say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(name, capsys):
 
 
 def differences(printed):
-    """The differences to eager that an example prints."""
+    """The differences from eager PyTorch that an example prints."""
     return [float(text) for text in re.findall(r"\d\.\de[+-]\d\d", printed)]
 
 

@@ -1,4 +1,4 @@
-"""Names that never match: a typo is reported once, with what it may have meant, and nothing else is."""
+"""Names that never match: a typo is reported once, with the likely name, and nothing else is."""
 
 from __future__ import annotations
 

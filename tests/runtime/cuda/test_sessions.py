@@ -1,4 +1,4 @@
-"""How a session is told of its device and stream, and what it is fed with."""
+"""The device and the stream of a session, and the feeds that it accepts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_place_of_outputs_is_cudas() -> None:
     place, of_cpu = private.device_place("cuda", 1), private.device_place("cpu", 0)
     ort = private.pybind().OrtDevice
     assert (place.device_type(), place.device_id()) == (ort.cuda(), 1)
-    # Builds for the CPU alone name none up to onnxruntime 1.24.4.
+    # CPU builds up to onnxruntime 1.24.4 have no vendor id.
     if hasattr(place, "vendor_id") and place.vendor_id():
         assert place.vendor_id() == 0x10DE
     assert of_cpu.device_type() == ort.cpu()

@@ -1,4 +1,4 @@
-"""Sessions on a GPU run on one stream, in order with PyTorch's; here streams only note who waits for whom."""
+"""Sessions on a GPU run on one stream, in order with PyTorch's; here streams only record their waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows whose spread is small beside their mean are normalized as in eager PyTorch, trained or not."""
+"""Rows whose spread is small relative to their mean are normalized as in eager PyTorch, trained or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizer
 
 
 class Of(nn.Module):
-    """A normalization, and what is done around it."""
+    """A normalization, and a function around it."""
 
     def __init__(self, body, layer=None) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ MODELS = {
 
 
 def distance(found: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
-    """How far a result is from the model's in double precision."""
+    """The largest difference of a result from the model's in double precision."""
     with torch.no_grad():
         precise = copy.deepcopy(model).double()(x.double())
     return (found.double() - precise).abs().max().item()

@@ -1,4 +1,4 @@
-"""A recurrent net takes a batch of nothing, as in eager PyTorch."""
+"""A recurrent net accepts an empty batch, as in eager PyTorch."""
 
 from __future__ import annotations
 

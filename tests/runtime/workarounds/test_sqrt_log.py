@@ -1,4 +1,4 @@
-"""Roots and logarithms are eager's at both ends of float32, whatever kernels the runtime has."""
+"""Roots and logarithms equal eager PyTorch's at both ends of float32, with all kernels of the runtime."""
 
 import pytest
 import torch

@@ -28,7 +28,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "vector_norm": lambda x: torch.linalg.vector_norm(x, 3, dim=0),
     "cosine_similarity": lambda x: torch.cosine_similarity(x, x * 2, dim=0),
 }
-if not TORCH_2_11:  # it has no derivative of aminmax
+if not TORCH_2_11:  # torch 2.11 has no derivative of aminmax
     CASES["aminmax"] = lambda x: torch.cat([end.reshape(1) for end in x.aminmax(dim=0)])
     CASES["aminmax of every axis"] = lambda x: torch.cat([end.reshape(1) for end in x.aminmax()])
 
