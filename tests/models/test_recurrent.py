@@ -54,3 +54,21 @@ def test_one_exported_graph_holds_for_all_sizes(net):
     for size in SIZES:
         x = torch.randn(*size, 6)
         torch.testing.assert_close(exported(x), copy.deepcopy(net)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_written_between_forward_and_backward_raises_as_in_eager(net):
+    loss = torch2ort.ORTModule(net)(torch.randn(5, 2, 6, requires_grad=True))[0].sum()
+    with torch.no_grad():
+        net.net.weight_hh_l0.mul_(2)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_graph_that_is_retained_gives_the_same_gradients_twice(net):
+    net.eval()
+    module, x = torch2ort.ORTModule(net), torch.randn(5, 2, 6, requires_grad=True)
+    loss = module(x)[0].square().sum()
+    found = [torch.autograd.grad(loss, [x, *net.parameters()], retain_graph=True) for _ in range(2)]
+    expected = torch.autograd.grad(copy.deepcopy(net)(x)[0].square().sum(), [x])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    torch.testing.assert_close(found[0][0], expected[0], rtol=1e-4, atol=1e-5)
