@@ -1,7 +1,7 @@
-"""What Python computes of numbers that a model reads out of tensors, as a text that a graph holds.
+"""Python's computations with numbers that a model reads out of tensors, as a text in a graph.
 
-Python's own arithmetic raises errors where tensors give infinity, and its integers have no end. So a formula
-is computed in Python, as a whole: what comes out of it alone has to be a number that a tensor holds.
+Python's own arithmetic raises errors where tensors contain infinity, and its integers are unbounded. So a
+formula is computed in Python, as a whole: only its result must be representable in a tensor.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ _TYPES: Mapping[torch.dtype, type] = {torch.bool: bool, torch.int64: int, torch.
 
 
 def name_of(function: Any) -> str | None:
-    """How a formula writes a function of numbers; ``None`` for one that it cannot hold."""
+    """Return the name of a function of numbers in a formula; ``None`` for an unsupported one."""
     return _NAMES.get(function)
 
 
 def computed_number(numbers: Sequence[torch.Tensor], dtype: torch.dtype, formula: str) -> torch.Tensor:
-    """The tensor of what Python computes.
+    """Return the result of a formula as a tensor.
 
     Args:
-        numbers: tensors, of one element where a number is read out of one.
+        numbers: tensors; those from which a number is read have one element.
         dtype: of the result: bool, int64 or float64.
         formula: JSON: ``[name, *operands]``, where an operand is a formula, a number, ``{"number": i}`` for
             that of the i-th tensor, or ``{"size": [i, d]}`` for its size along dimension d.
 
     Raises:
-        ArithmeticError, RuntimeError, TypeError: what Python raises, or that no tensor of the type holds the
-            result.
-        ModelLoadError: the formula is none.
+        ArithmeticError, RuntimeError, TypeError: Python raises it, or a tensor of the type cannot represent
+        the result.
+        ModelLoadError: the formula is invalid.
     """
     made = _value(_decoded(formula), numbers)
     if type(made) is not _TYPES[dtype]:
