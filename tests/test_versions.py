@@ -43,7 +43,7 @@ def test_another_version_is_warned_of_at_import():
     said = imported_with(change)
     assert said.count("Torch2OrtWarning") == 1
     assert (
-        "Torch2OrtWarning: torch 2.16.0 is outside of what was tried. torch2ort was tested with torch 2.11 "
+        "Torch2OrtWarning: torch 2.16.0 is untested. torch2ort was tested with torch 2.11 "
         "to 2.15. Install one of those: pip install 'torch>=2.11,<2.16'"
     ) in said
 

@@ -1,6 +1,6 @@
 """Environment variables of onnxruntime's ORTModule, and the replacement of each.
 
-The page docs/coming_from_ortmodule.md has them, too.
+The page docs/coming_from_ortmodule.md lists them, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch2ort.support.user_warnings import warn
 
 _NO_FALLBACK = "nothing falls back to eager PyTorch: a call is run on ONNX Runtime or refused by name"
-_NEEDED_NO_MORE = "it is needed no more"
+_NEEDED_NO_MORE = "it is no longer needed"
 _HALF_OF_A_STEP = "backward recomputes what is cheap, without a setting"
 
 INSTEAD: Mapping[str, str] = {
@@ -28,7 +28,7 @@ INSTEAD: Mapping[str, str] = {
     "ORTMODULE_ENABLE_ZERO_STAGE3": f"{_NEEDED_NO_MORE}, weights that stage 3 parts are gathered for a call",
     "ORTMODULE_FALLBACK_POLICY": _NO_FALLBACK,
     "ORTMODULE_FALLBACK_RETRY": _NO_FALLBACK,
-    "ORTMODULE_JSON_CONFIG_PATH": "give torch2ort.Options(...), or set TORCH2ORT_<FIELD>",
+    "ORTMODULE_JSON_CONFIG_PATH": "pass torch2ort.Options(...), or set TORCH2ORT_<FIELD>",
     "ORTMODULE_LOG_LEVEL": "set TORCH2ORT_LOG_LEVEL",
     "ORTMODULE_MAX_TUNING_DURATION_MS": "TORCH2ORT_AUTOTUNE=1 measures for 10 seconds at most",
     "ORTMODULE_MEMORY_OPT_CONFIG": _HALF_OF_A_STEP,
@@ -50,7 +50,7 @@ _warned: set[str] = set()
 
 
 def warn_of_former_names(environ: Mapping[str, str] = os.environ) -> None:
-    """Warn, once a process, of each variable of ORTModule's that is set and has no effect here."""
+    """Warn, once per process, of each variable of ORTModule that is set and has no effect on torch2ort."""
     for name in sorted(INSTEAD.keys() & environ.keys() - _warned):
         _warned.add(name)
         warn(
