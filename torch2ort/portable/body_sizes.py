@@ -32,6 +32,6 @@ def settle_sizes(site: Site, sizes: Sizes, traced: Sequence[torch.Tensor]) -> No
         if not is_known(condition) and (fixes_a_size(condition) or not condition):
             said = re.sub(r"size\((\d+), (\d+)\)", lambda m: f"{sizes.names[int(m[1])]}.shape[{m[2]}]", text)
             raise ExportError(
-                f"{site.func_name} is not portable: the trace of forward is valid only where {said}, and that "
-                f"size varies in the model. Export the model with that size fixed, {INSTEAD}"
+                f"{site.func_name} is not portable: the trace of forward is valid only where {said}, and "
+                f"that size varies in the model. Export the model with that size fixed, {INSTEAD}"
             )
