@@ -58,7 +58,7 @@ def test_two_runtimes_in_one_environment_are_warned_of_at_import():
     said = imported_with(change)
     assert (
         "Torch2OrtWarning: onnxruntime-training-cpu 1.19.2 and onnxruntime 1.31.1 are both installed, "
-        "and share one folder: what runs may be a mixture. Remove both with pip uninstall "
+        "and share one folder: its files may be a mixture. Remove both with pip uninstall "
         "onnxruntime-training-cpu onnxruntime, then install one of them"
     ) in said
 

@@ -204,8 +204,7 @@ def test_a_class_below_ort_module_works():
     [
         pytest.param(
             lambda: Doubling("model"),
-            "ORTModule: expected a torch.nn.Module, the first argument of a subclass of ORTModule, "
-            "got str",
+            "ORTModule: expected a torch.nn.Module, the first argument of a subclass of ORTModule, got str",
             id="a class below, without a model",
         ),
         pytest.param(

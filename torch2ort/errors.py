@@ -68,7 +68,7 @@ class TrainerError(Torch2OrtError, RuntimeError):
 
 
 class TrainerNotStartedError(Torch2OrtError, RuntimeWarning):
-    """A result of a trainer's first step is requested too early; a ``RuntimeWarning``, as its reference says."""
+    """A result of a trainer's first step is requested before it; a ``RuntimeWarning``, as its API states."""
 
 
 class Torch2OrtWarning(UserWarning):

@@ -171,7 +171,7 @@ def _refuse_unmatched(trainable: Any, names: list[str]) -> None:
     missing = [one for one in trainable if one not in fitting]
     if fitting and missing:
         raise OptionError(
-            f"trainable: {missing[0]!r} is the name of no parameter; expected some of {sorted(names)}"
+            f"trainable: {missing[0]!r} is not the name of a parameter; expected some of {sorted(names)}"
         )
 
 

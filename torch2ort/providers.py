@@ -93,14 +93,14 @@ def refuse_absent(names: Sequence[str]) -> None:
         if name in available:
             continue
         if name not in _PACKAGES and name not in onnxruntime.get_all_providers():
-            raise ValueError(f"names {name!r}, which is no execution provider; {here}")
+            raise ValueError(f"names {name!r}, which is not an execution provider; {here}")
         package = _PACKAGES.get(name)
         brings = (
-            f"the package {package} brings it, in an environment without another onnxruntime"
+            f"the package {package} contains it, in an environment without another onnxruntime"
             if package
-            else "https://onnxruntime.ai/docs/execution-providers says which build of onnxruntime brings it"
+            else "https://onnxruntime.ai/docs/execution-providers says which build of onnxruntime contains it"
         )
-        raise ValueError(f"names {name!r}, which is not here: {here}; {brings}")
+        raise ValueError(f"names {name!r}, which is not available: {here}; {brings}")
 
 
 def session_providers(providers: Sequence[Provider] | None) -> list[Any]:

@@ -29,7 +29,7 @@ _INSTEAD: Mapping[str, str] = {
     "dynamo": "torch.export is always used",
     "export_modules_as_functions": "a graph is flat",
     "export_params": "the weights are always part of the model",
-    "external_data": "save() puts weights beside the file where they pass 2 GiB",
+    "external_data": "save() writes weights to a file beside the model if they exceed 2 GiB",
     "fallback": "there is no other exporter to fall back to",
     "keep_initializers_as_inputs": "the weights are initializers",
     "operator_export_type": "an operator without a translation is refused by name",

@@ -46,7 +46,7 @@ def test_equal_runs_are_the_same(run, model, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 steps in common, 0 to 1, 12 tensors"
     assert lines[1].startswith(
-        "the runs are the same: no difference above 0.0001; the greatest, 0.0e+00, is at"
+        "the runs are the same: no difference above 0.0001; the largest, 0.0e+00, is at"
     )
 
 

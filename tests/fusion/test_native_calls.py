@@ -166,8 +166,8 @@ def refusal(sizes: tuple[int, ...], wanted: str) -> str:
     """What is said of a tensor of other sizes than those that are wanted."""
     return (
         f"tensor 0 of a fused region is torch.float32 of shape {list(sizes)}, but it was compiled for "
-        f"torch.float32 of shape {wanted}, contiguous. A Function of the model gave another shape or type "
-        f"than when it was exported. With Options(fuse=False) operators run one by one"
+        f"torch.float32 of shape {wanted}, contiguous. A Function of the model returned another shape or "
+        f"type than when it was exported. With Options(fuse=False) operators run one by one"
     )
 
 

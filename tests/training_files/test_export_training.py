@@ -327,7 +327,7 @@ def named(name):
         (
             lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, trainable=["bias", "wieght"]),
             OptionError,
-            "trainable: 'wieght' is the name of no parameter; expected some of ['bias', 'weight']",
+            "trainable: 'wieght' is not the name of a parameter; expected some of ['bias', 'weight']",
         ),
         (
             lambda: export(torch.nn.Linear(3, 2), loss="mse"),

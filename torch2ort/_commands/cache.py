@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     )
     parser = commands.add_parser("cache", help="list, explain or clear the export cache", parents=[folder])
     actions = parser.add_subparsers(required=True, metavar="action")
-    listing = actions.add_parser("list", help="one line per entry, the last used first", parents=[folder])
+    listing = actions.add_parser("list", help="one line per entry, last used first", parents=[folder])
     listing.set_defaults(run=_list)
     actions.add_parser("clear", help="remove every entry", parents=[folder]).set_defaults(run=_clear)
     explain = actions.add_parser(
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
         default="",
         metavar="KEY or SCRIPT",
         help="first digits of the entry's key (default: the newest export); or a Python file, which is run "
-        "to its first export that the cache lacks",
+        "until its first export that the cache lacks",
     )
     explain.add_argument(
         "arguments",

@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--show", action="store_true", help="print the last calibration, and measure nothing")
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="of the modules that it is for (default: PyTorch's number)"
+        "--threads", type=int, metavar="N", help="threads of the modules (default: PyTorch's number)"
     )
     parser.set_defaults(run=_run)
 

@@ -129,7 +129,7 @@ def _described(pairs: Sequence[Pair], tolerance: float) -> Iterator[str]:
     found = _parting(pairs, tolerance)
     if found is None:
         greatest = max(pairs, key=lambda pair: pair.difference, default=None)
-        where = f"; the greatest, {greatest.difference:.1e}, is at {greatest.name}" if greatest else ""
+        where = f"; the largest, {greatest.difference:.1e}, is at {greatest.name}" if greatest else ""
         yield f"the runs are the same: no difference above {tolerance:g}{where}"
         return
     yield f"the runs first differ in step {found.step} at {found.name}"

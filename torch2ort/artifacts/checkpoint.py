@@ -113,7 +113,7 @@ def read_checkpoint(
         raise ModelLoadError(f"{path}: there is no such file; expected a checkpoint") from error
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
         raise ModelLoadError(
-            f"{path}: damaged, or no checkpoint ({error}); expected a safetensors file"
+            f"{path}: damaged, or not a checkpoint ({error}); expected a safetensors file"
         ) from error
     _check(path, arrays, expected, aliases)
     try:
@@ -128,7 +128,9 @@ def read_checkpoint(
             dict(Properties(properties)),
         )
     except ValueError as error:
-        raise ModelLoadError(f"{path}: damaged: its metadata is no checkpoint's ({error})") from error
+        raise ModelLoadError(
+            f"{path}: damaged: its metadata is not that of a checkpoint ({error})"
+        ) from error
     for name, check in checks.items():
         if name in arrays and zlib.crc32(arrays[name].tobytes()) != check:
             given = zlib.crc32(arrays[name].tobytes())

@@ -112,11 +112,11 @@ def _fields(content: bytes) -> Iterator[tuple[int, int, bytes, bytes]]:
             else:
                 end = at + _FIXED[kind]
             if end > len(view):
-                raise IndexError("a field ends behind the file")
+                raise IndexError("a field ends after the end of the file")
             yield tag >> 3, kind, bytes(view[begin:end]), bytes(view[at:end])
             at = end
     except (IndexError, KeyError) as error:
-        raise ModelLoadError(f"the content is no ONNX file ({error})") from error
+        raise ModelLoadError(f"the content is not an ONNX file ({error})") from error
 
 
 def _read_varint(view: memoryview, at: int) -> tuple[int, int]:

@@ -122,7 +122,7 @@ def _traced_again(stored: Program, again: Program) -> TracedProgram:
     ):
         if found != kept:
             raise ExportError(
-                f"the export cache has another graph of this model than it is exported to ({kept} became "
+                f"the export cache has another graph of this model than a new export ({kept} became "
                 f"{found}). Clear the cache with python -m torch2ort cache clear"
             )
     return again.traced.get()

@@ -75,7 +75,7 @@ def reuse_or_build(
     if store is None:
         return build()
     if options.save_onnx_dir is not None:
-        reason = "save_onnx_dir asks for the graph of every stage, which only an export makes."
+        reason = "save_onnx_dir requests the graph of every stage, which only an export makes."
         return _bypassed(build(), reason)
     try:
         keys = _keys(found(), call, settings)
@@ -238,7 +238,7 @@ def _pack(program: Program, model: torch.nn.Module, key: Key) -> Kept:
         raise Unkeyable(f"forward changes {program.effects.places[0]}, an object of this process")
     for name, tensor in _weights(model, graph.weights).items():
         if tensor.data_ptr() != program.weights[name].data_ptr():
-            raise Unkeyable(f"the tensor {graph.weights[name]} is another one in the graph than in the model")
+            raise Unkeyable(f"the tensor {graph.weights[name]} is not the same in the graph and in the model")
     data = {
         **record(graph, interface),
         "family": key.family,
@@ -279,10 +279,10 @@ def _stored_schema(schema: io_schema.Schema) -> str:
         text = schema.to_json()
         if io_schema.Schema.from_json(text) == schema:
             return text
-        reason = "it is another one when it is read back"
+        reason = "it differs after it is read back"
     except SchemaError as error:
         reason = str(error).rstrip(".")
-    raise Unkeyable(f"the structure of the model's outputs cannot be written down: {reason}")
+    raise Unkeyable(f"the structure of the model's outputs cannot be stored: {reason}")
 
 
 def _weights(model: torch.nn.Module, origins: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -292,7 +292,7 @@ def _weights(model: torch.nn.Module, origins: Mapping[str, str]) -> dict[str, to
         tensor = tensor_of(model, origin)
         if tensor is None:
             raise Unkeyable(
-                f"the tensor {origin} of the graph is no parameter, buffer or attribute of the model"
+                f"the tensor {origin} of the graph is not a parameter, buffer or attribute of the model"
             )
         weights[name] = tensor
     return weights

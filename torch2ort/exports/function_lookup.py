@@ -55,5 +55,5 @@ def _place_of(site: Site, key: Key) -> list[str | int]:
     for position, value in enumerate((*text.arguments, *text.known_result.outputs)):
         if isinstance(value, UnstoredObject):
             what = f"argument {position}" if position < len(text.arguments) else "an output"
-            raise Unkeyable(f"{site.func_name}: {what} is {value!r}, and exists in this process alone")
+            raise Unkeyable(f"{site.func_name}: {what} is {value!r}, and exists only in this process")
     return locate_function(site.function, key)

@@ -79,7 +79,7 @@ def _difference(
         try:
             found = run(list(tensors))
         except Exception as error:  # a library may raise any error
-            return f"run ends in {type(error).__name__}: {error}"
+            return f"run raised {type(error).__name__}: {error}"
         said = _mismatch(text, found, region.run(tensors), tensors, sums=sums, numbers_only=numbers_only)
         if said:
             # oneDNN's GELU of infinity is NaN; that of PyTorch's own kernel is infinity.
@@ -105,7 +105,7 @@ def _mismatch(
         return f"outputs are {len(found)}, not {len(expected)}"
     for position, (one, other) in enumerate(zip(expected, found, strict=True)):
         if (other.dtype, other.shape) != (one.dtype, one.shape) or not other.is_contiguous():
-            return f"output {position} has another type, shape or order than that of PyTorch's kernels"
+            return f"output {position} has another type, shape or layout than that of PyTorch's kernels"
         relative, absolute = _BOUNDS.get(one.dtype, (0.0, 0.0))
         if sums and one.dtype.is_floating_point:
             absolute *= max(1.0, float(one.abs().nan_to_num(0.0, 0.0).max()))

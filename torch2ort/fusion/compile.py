@@ -133,7 +133,7 @@ def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
                 found = lowered(_code_of(region), region.inputs, varying)
                 programs[text], part = program_of(entry, found, varying)
             except Exception as error:  # a compiler may raise any error
-                logger.info("a fused region is no library: %s", _said(error))
+                logger.info("a fused region is not compiled to a library: %s", _said(error))
                 made[text] = Unmade(_said(error))
                 continue
             parts.append(part)
@@ -144,7 +144,7 @@ def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
             library = private.compile_library(text_of(parts, kernels), folder, threads=_threads())
             runs = {text: loaded(library, decode_region(text), p) for text, p in programs.items()}
         except Exception as error:  # likewise
-            logger.info("fused regions are no library: %s", _said(error))
+            logger.info("fused regions are not compiled to a library: %s", _said(error))
             return made | dict.fromkeys(programs, Unmade(_said(error)))
     files = {_LIBRARY: library}
     return made | {t: Made(run, Kept({"program": _encoded(run.program)}, files)) for t, run in runs.items()}

@@ -126,7 +126,7 @@ def lowered(code: str, inputs: Sequence[Shape], varying: Sequence[str] = ()) -> 
     except Exception as error:  # a placeholder raises any error for an operator that it does not support
         raise UnknownCodeError(f"{type(error).__name__}: {error}") from error
     if not all(isinstance(output, View) and output.is_contiguous for output in outputs):
-        raise UnknownCodeError("an output is no tensor in the order of its dimensions")
+        raise UnknownCodeError("an output is not a contiguous tensor")
     recorder.found.outputs = tuple(outputs)
     return recorder.found
 
@@ -153,7 +153,7 @@ class _Recorder:
 
         def call(*given: View | Size) -> None:
             if len(given) != len(types):
-                raise UnknownCodeError("a kernel is called with more or less than it takes")
+                raise UnknownCodeError("a kernel is called with a wrong number of arguments")
             for value, kind in zip(given, types, strict=True):
                 if not _is_taken(value, kind):
                     raise UnknownCodeError(f"a kernel is called with {value!r} for {kind}")
@@ -180,7 +180,7 @@ class _Recorder:
     def expect(self, view: View, sizes: tuple[Size, ...], strides: tuple[Size, ...], *said: str) -> None:
         """Refuse a memory layout that differs from the one that the kernels expect."""
         if not _is_equal(view.sizes, tuple(sizes)) or not _fits(view.sizes, view.strides, tuple(strides)):
-            raise UnknownCodeError("the kernels are for another order in memory")
+            raise UnknownCodeError("the kernels expect another memory layout")
 
 
 def _caller(code: str, recorder: _Recorder) -> Callable[[list[View | Size]], Sequence[View]]:

@@ -98,7 +98,7 @@ class Region:
                 raise EngineError(
                     f"tensor {position} of a fused region is {tensor.dtype} of shape {list(tensor.shape)}, "
                     f"but it was compiled for {dtype} of shape [{', '.join(map(written, sizes))}], "
-                    f"contiguous. A Function of the model gave another shape or type than when it was "
+                    f"contiguous. A Function of the model returned another shape or type than when it was "
                     f"exported. With Options(fuse=False) operators run one by one"
                 )
 
@@ -152,7 +152,7 @@ def read(size: int | str) -> Size:
     if isinstance(size, int):
         return int(size)
     if _PLAIN.fullmatch(_POWER.sub("n", size)) is None:
-        raise ValueError(f"{size!r} is no size")
+        raise ValueError(f"{size!r} is not a size")
     found = expressions.parse(size)
     return int(found) if found.is_Integer else found
 
@@ -210,7 +210,7 @@ def decode_region(text: str) -> Region:
         )
         named = {s.name for size in _sizes(region) if not isinstance(size, int) for s in size.free_symbols}
         if not named <= region.varying.keys():
-            raise ValueError("nothing tells a size")
+            raise ValueError("a size is not a dimension of an input")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"not a fused region: {text!r} ({error})") from None
     return region

@@ -25,7 +25,7 @@ _LONGEST_TEXT = 1 << 16
 def _power(base: Any, exponent: Any) -> Any:
     """Return ``base ** exponent``; raise OverflowError if the result is too large."""
     if abs(exponent) * max(1, int(abs(base)).bit_length()) > _MOST_BITS:
-        raise OverflowError(f"{base} ** {exponent} is no condition on sizes")
+        raise OverflowError(f"{base} ** {exponent} is not a condition on sizes")
     return base**exponent
 
 

@@ -34,7 +34,7 @@ def check_functions(model: onnx.ModelProto) -> None:
             if (node.domain, node.op_type) in _CALLS:
                 raise ModelLoadError(
                     f"its local function '{function.name}' holds the {node.op_type} node '{node.name}', but "
-                    f"calls of Functions belong into the graph; inline the function"
+                    f"calls of Functions belong in the graph; inline the function"
                 )
     for node in _all_nodes(model.graph.node):
         if (node.domain, node.op_type) == ("com.microsoft", "PythonOpGrad") or is_refinement(node):
@@ -117,7 +117,7 @@ def check_exact(model: onnx.ModelProto, saved: Sequence[str]) -> None:
     found = exact_nodes(model)
     if found != saved:
         raise ModelLoadError(
-            f"its nodes that say how PyTorch computes them are {_short(found)}, and were {_short(saved)} "
+            f"its nodes marked to run as in PyTorch are {_short(found)}, and were {_short(saved)} "
             f"when it was saved: it was changed by another tool. Export the model again, or open it in a "
             f"plain onnxruntime.InferenceSession, which computes them as ONNX Runtime does"
         )

@@ -87,6 +87,6 @@ def _check_signature(site: Site, function: FunctionClass, signature: inspect.Sig
     except TypeError as error:
         raise ModelLoadError(
             f"PythonOp {site.func_name}: the model calls it with {len(site.arguments)} arguments, but "
-            f"{qualified_name(function)}.forward{signature} does not take them ({error}). Supply the class "
+            f"{qualified_name(function)}.forward{signature} does not accept them ({error}). Supply the class "
             f"as it was when the model was exported, or export the model again"
         ) from error

@@ -81,5 +81,5 @@ def recorded_interface(
     returned = tuple((int(output), int(given)) for output, given in data.get("returned", ()))
     same = tuple(map(int, data.get("same", ())))
     if same and (len(same) != len(inputs.leaves) or any(not 0 <= j <= i for i, j in enumerate(same))):
-        raise ModelLoadError(f"it says that inputs are the same tensors by positions {same} that are none")
+        raise ModelLoadError(f"its positions of identical inputs, {same}, are invalid")
     return Interface(signature, inputs, outputs, sizes, returned, same)

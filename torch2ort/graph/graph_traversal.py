@@ -96,7 +96,7 @@ def load_sites(graph: onnx.GraphProto) -> dict[str, Site]:
     for node in python_op_nodes(graph):
         if node.name in sites:
             raise ModelLoadError(
-                f"two PythonOp nodes share the name '{node.name}', by which their sites are told apart; "
+                f"two PythonOp nodes share the name '{node.name}', which identifies their sites; "
                 f"give each node a name of its own"
             )
         sites[node.name] = load_node(node)

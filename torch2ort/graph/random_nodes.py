@@ -42,7 +42,7 @@ def drawn_sites(graph: onnx.GraphProto) -> dict[str, Site]:
                 f"node '{node.name}': its metadata '{DRAWN_META}' is damaged ({error})"
             ) from error
         if site.function not in _FUNCTIONS or len(site.tensor_positions) != 1:
-            raise ModelLoadError(f"node '{node.name}' is to draw random numbers by {name}, which does not")
+            raise ModelLoadError(f"node '{node.name}': {name} does not draw random numbers")
         sites[node.name] = site
     return sites
 

@@ -64,7 +64,7 @@ class StatisticsSubscriber(SubscriberBase):
         """Delete older files of the folder, and begin to write; see :meth:`SubscriberBase.attached`."""
         if self._key in _sinks:
             raise OptionError(
-                "StatisticsSubscriber: it is subscribed to a model already; make another one for this model."
+                "StatisticsSubscriber: it is already subscribed to a model; make another one for this model."
             )
         folder = _folders[self._key]
         folder = folder / f"rank_{rank()}" if rank() else folder

@@ -50,6 +50,6 @@ def unfit(operator: OpOverload) -> str | None:
         what = returned[0] if len(returned) == 1 else f"({', '.join(returned)})"
         return (
             f"returns {what}, and a graph takes tensors, or one list of tensors. Register one that returns "
-            f"tensors alone, with numbers as tensors without a dimension"
+            f"only tensors, with numbers as tensors without dimensions"
         )
     return None

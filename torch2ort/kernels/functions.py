@@ -179,8 +179,8 @@ def _packet(name: str) -> Any:
         return getattr(getattr(torch.ops, namespace), base)
     except AttributeError:
         raise ModelLoadError(
-            f"the model calls the operator {name}, which nothing defined in this process; import the module "
-            f"of {namespace} that does, as the model's own code does, before the model is loaded"
+            f"the model calls the operator {name}, which is not defined in this process; import the module "
+            f"of {namespace} that defines it, as the model's own code does, before the model is loaded"
         ) from None
 
 

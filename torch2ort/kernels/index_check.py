@@ -67,7 +67,7 @@ def decode_check(text: str) -> Check:
         tensors = decode_call(check.call).tensors
         numbers = (check.source, check.dim, check.size, check.low, check.ignored)
         if type(check.index) is not int or not all(n is None or type(n) is int for n in numbers):
-            raise ValueError("a number is none")
+            raise ValueError("a number is not an integer")
         if not (0 <= check.index < tensors and -1 < (check.source or 0) < tensors):
             raise ValueError("a tensor's number is too large")
         if check.source is None and check.size is None:

@@ -69,8 +69,8 @@ def _check(text: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Te
             name = decode_library_call(text).operator.name()
             raise EngineError(
                 f"{name}: result {i} is a tensor of {output.dtype} and of shape {list(output.shape)}, but "
-                f"its kernel for tensors without data says {dtype} and {expected}. Correct what "
-                f"torch.library.register_fake({name!r}) was given"
+                f"its kernel for tensors without data returns {dtype} and {expected}. Correct the "
+                f"function passed to torch.library.register_fake({name!r})"
             )
 
 
@@ -88,8 +88,8 @@ def _drawing_nothing(text: str) -> Iterator[None]:
     if not torch.equal(torch.get_rng_state(), state):
         name = decode_library_call(text).operator.name()
         raise EngineError(
-            f"{name}: its kernel draws random numbers, which its registration does not say, so that a graph "
-            f"may run it out of turn, or once for two calls. Register {name!r} with "
+            f"{name}: its kernel draws random numbers, which its registration does not declare, so a graph "
+            f"may reorder it, or merge two calls. Register {name!r} with "
             f"tags=(torch.Tag.nondeterministic_seeded,)"
         )
     _DRAW_NOTHING.add(text)

@@ -68,7 +68,7 @@ def stand_in(function: Any, arguments: Sequence[Any], *, onednn: bool) -> Any | 
         # The half-precision results of cuDNN have not been compared with eager PyTorch.
         raise UnsupportedOperatorError(
             f"{function.__name__} was called on {arguments[0].device} under torch.autocast, whose types of a "
-            f"recurrent net on a GPU were not tried. Call it in a block "
+            f"recurrent net on a GPU are untested. Call it in a block "
             f"`with torch.autocast('cuda', enabled=False):`"
         )
     return _as_autocast_is(own, onednn)

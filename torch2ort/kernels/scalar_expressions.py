@@ -21,9 +21,9 @@ from torch2ort.errors import ModelLoadError
 def _same_size(one: int, other: int) -> bool:
     if one != other:
         raise RuntimeError(
-            f"two sizes that values in tensors decide are {one} and {other}, and the graph of the model is "
-            f"for equal ones, with nothing broadcast along them. Select with one mask what is to have one "
-            f"size, or put the part of the model that takes both into a torch.autograd.Function"
+            f"two sizes that depend on values in tensors are {one} and {other}, and the graph of the model "
+            f"is for equal ones, with nothing broadcast along them. Select tensors of one size with one "
+            f"mask, or put the part of the model that takes both into a torch.autograd.Function"
         )
     return True
 
@@ -77,13 +77,13 @@ def computed_number(numbers: Sequence[torch.Tensor], dtype: torch.dtype, formula
     made = _value(_decoded(formula), numbers)
     if type(made) is not _TYPES[dtype]:
         raise TypeError(
-            f"a number that the model computes of one that it reads out of a tensor is {made!r}, of type "
-            f"{type(made).__name__}, and its graph was traced for {_TYPES[dtype].__name__}; compute it of "
+            f"a number that the model computes from one that it reads out of a tensor is {made!r}, of type "
+            f"{type(made).__name__}, and its graph was traced for {_TYPES[dtype].__name__}; compute it with "
             f"tensors, as x.max() without .item()"
         )
     if isinstance(made, int) and not -(1 << 63) <= made < 1 << 63:
         raise OverflowError(
-            f"a number that the model computes of one that it reads out of a tensor is {made}, and a graph "
+            f"a number that the model computes from one that it reads out of a tensor is {made}, and a graph "
             f"holds integers of 64 bits; compute it with floating-point numbers"
         )
     return torch.tensor(made, dtype=dtype, device=numbers[0].device)
@@ -105,7 +105,7 @@ def _checked(formula: Any) -> Any:
         ((kind, content),) = formula.items()
         return _READS[kind](*content if isinstance(content, list) else [content])
     if not isinstance(formula, (bool, int, float)):
-        raise ValueError(f"{formula!r} is no operand")
+        raise ValueError(f"{formula!r} is not an operand")
     return formula
 
 

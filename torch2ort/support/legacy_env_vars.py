@@ -15,7 +15,7 @@ _NEEDED_NO_MORE = "it is no longer needed"
 _HALF_OF_A_STEP = "backward recomputes what is cheap, without a setting"
 
 INSTEAD: Mapping[str, str] = {
-    "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": f"{_NEEDED_NO_MORE}, checkpoint is a Function like others",
+    "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": f"{_NEEDED_NO_MORE}, checkpoint is a Function like any other",
     "ORTMODULE_ATEN_SDPA_FALLBACK": f"{_NEEDED_NO_MORE}, attention's derivative is PyTorch's kernel",
     "ORTMODULE_CACHE_DIR": "set TORCH2ORT_CACHE_DIR",
     "ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT": f"{_NEEDED_NO_MORE}, an export changes nothing in a model",
@@ -25,7 +25,7 @@ INSTEAD: Mapping[str, str] = {
     "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER": "there is no such pass",
     "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": f"{_NEEDED_NO_MORE}, gradients are never copied into a graph",
     "ORTMODULE_ENABLE_TUNING": "set TORCH2ORT_AUTOTUNE=1",
-    "ORTMODULE_ENABLE_ZERO_STAGE3": f"{_NEEDED_NO_MORE}, weights that stage 3 parts are gathered for a call",
+    "ORTMODULE_ENABLE_ZERO_STAGE3": f"{_NEEDED_NO_MORE}, partitioned weights are gathered for a call",
     "ORTMODULE_FALLBACK_POLICY": _NO_FALLBACK,
     "ORTMODULE_FALLBACK_RETRY": _NO_FALLBACK,
     "ORTMODULE_JSON_CONFIG_PATH": "pass torch2ort.Options(...), or set TORCH2ORT_<FIELD>",
@@ -40,7 +40,7 @@ INSTEAD: Mapping[str, str] = {
     "ORTMODULE_SKIPCHECK_POLICY": "checks are never skipped; TORCH2ORT_GUARDS=trust drops some",
     "ORTMODULE_TRITON_CONFIG_FILE": "there is no code generation by Triton",
     "ORTMODULE_TRITON_DEBUG": "there is no code generation by Triton",
-    "ORTMODULE_TUNING_RESULTS_PATH": "the figures of TORCH2ORT_AUTOTUNE=1 are kept in the export cache",
+    "ORTMODULE_TUNING_RESULTS_PATH": "TORCH2ORT_AUTOTUNE=1 stores its measurements in the export cache",
     "ORTMODULE_USE_EFFICIENT_ATTENTION": f"{_NEEDED_NO_MORE}, PyTorch chooses its kernel of attention",
     "ORTMODULE_USE_FLASH_ATTENTION": f"{_NEEDED_NO_MORE}, PyTorch chooses its kernel of attention",
     "ORTMODULE_USE_TRITON": "there is no code generation by Triton",

@@ -43,12 +43,10 @@ def way_out(error: BaseException) -> str:
     if "layerdrop" in line:
         return "It leaves out layers at random. Set the layerdrop of the model's configuration to 0"
     if "label" in line:
-        return (
-            "It looks at the labels. Call the model without them, and compute the loss from what it returns"
-        )
+        return "It looks at the labels. Call the model without them, and compute the loss from its outputs"
     return (
         "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function. "
-        "torch.compile(model, backend='torch2ort') runs such code as it is, in several graphs"
+        "torch.compile(model, backend='torch2ort') runs such code unchanged, in several graphs"
     )
 
 

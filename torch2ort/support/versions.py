@@ -91,7 +91,7 @@ def warn_of_two_runtimes() -> None:
     if len(found) > 1:
         warn(
             f"{' and '.join(f'{name} {version}' for name, version in found.items())} are both installed, and "
-            f"share one folder: what runs may be a mixture. Remove both with pip uninstall "
+            f"share one folder: its files may be a mixture. Remove both with pip uninstall "
             f"{' '.join(found)}, then install one of them"
         )
 
