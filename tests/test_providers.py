@@ -141,8 +141,8 @@ def test_what_is_not_here_is_named_with_what_brings_it(given: Any, reason: str) 
 def test_a_variable_that_names_a_provider_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH2ORT_PROVIDERS", "TPU")
     message = (
-        f"Option 'providers' (from the environment variable TORCH2ORT_PROVIDERS) names 'TPU', which is no "
-        f"execution provider; {HERE}."
+        f"Option 'providers' (from the environment variable TORCH2ORT_PROVIDERS) names 'TPU', which is "
+        f"not an execution provider; {HERE}."
     )
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         Options()

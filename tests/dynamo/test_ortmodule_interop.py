@@ -27,7 +27,7 @@ def test_a_compiled_ortmodule_is_the_ortmodule() -> None:
 
 def test_an_ortmodule_of_what_is_compiled_is_refused() -> None:
     compiled = torch.compile(torch.nn.Linear(4, 3), backend="torch2ort")
-    with pytest.raises(ExportError, match=r"what torch\.compile returned; wrap the model that was given to"):
+    with pytest.raises(ExportError, match=r"a result of torch\.compile; wrap the model that was passed to"):
         torch2ort.ORTModule(compiled)
 
 

@@ -215,7 +215,7 @@ def test_numbers_are_checked(field):
 
 def test_an_empty_range_of_steps_is_refused():
     message = (
-        "^SubscriberBase: end_step is 3, and the first step is 3; end_step is the number of the step behind "
+        "^SubscriberBase: end_step is 3, and the first step is 3; end_step is the number of the step after "
         "the last one.$"
     )
     with pytest.raises(torch2ort.OptionError, match=message):

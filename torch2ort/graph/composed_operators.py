@@ -196,13 +196,13 @@ class _Graph:
 
 
 def _either(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
-    """The two inputs of a node, in both orders."""
+    """Yield the two inputs of a node, in both orders."""
     yield node.input[0], node.input[1]
     yield node.input[1], node.input[0]
 
 
 def _swish(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
-    """``x sigmoid(x)`` (Ramachandran et al., 2017)."""
+    """Find ``x sigmoid(x)`` (Ramachandran et al., 2017)."""
     if node.op_type != "Mul" or node.domain:
         return None
     for x, gate in _either(node):
@@ -213,7 +213,7 @@ def _swish(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
 
 
 def _rms_normalization(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
-    """``weight x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, 2019), over the last dimension."""
+    """Find ``weight x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, 2019), over the last dimension."""
     if node.op_type != "Mul" or node.domain:
         return None
     for weight, normal in _either(node):
@@ -258,7 +258,7 @@ def _chain(graph: _Graph, name: str, operators: Sequence[str]) -> list[onnx.Node
 
 
 def _attention(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
-    """``softmax(scale q k^T + mask) v`` (Vaswani et al., 2017), of tensors of four dimensions."""
+    """Find ``softmax(scale q k^T + mask) v`` (Vaswani et al., 2017), of tensors of four dimensions."""
     softmax = graph.maker(node.input[0], "Softmax") if node.op_type == "MatMul" and not node.domain else None
     if softmax is None or next((a.i for a in softmax.attribute if a.name == "axis"), -1) not in (-1, 3):
         return None
