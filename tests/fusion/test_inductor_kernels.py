@@ -144,7 +144,7 @@ MADE = "result = empty_strided_cpu((2, 3), (3, 1), torch.float32)\n"
         (MADE + "first(x, 3)\nreturn (result,)", "a kernel is called with 3 for float"),
         (MADE + "return (reinterpret_tensor(result, (3,), (1,), 4),)", "a view is larger than its memory"),
         (MADE + "return (reinterpret_tensor(result, (3,), (1,), -1),)", "a view is larger than its memory"),
-        (MADE + "return (reinterpret_tensor(result, (3, 2), (1, 3), 0),)", "an output is not a contiguous tensor"),
+        (MADE + "return (reinterpret_tensor(result, (3, 2), (1, 3), 0),)", "is not a contiguous tensor"),
         ("return (3,)", "an output is not a contiguous tensor"),
         ("assert_size_stride(x, (2, 3), (1, 2))\nreturn ()", "another memory layout"),
         ("assert_size_stride(x, (3, 2), (2, 1))\nreturn ()", "another memory layout"),
