@@ -119,17 +119,17 @@ def test_what_is_written_otherwise_is_named(given: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (["TPU"], f"names 'TPU', which is no execution provider; {HERE}."),
+        (["TPU"], f"names 'TPU', which is not an execution provider; {HERE}."),
         ([CPU, (CPU, {})], f"names {CPU!r} twice; name it once."),
         (
             ["CUDAExecutionProvider", CPU],
-            f"names 'CUDAExecutionProvider', which is not here: {HERE}; the package onnxruntime-gpu brings "
-            f"it, in an environment without another onnxruntime.",
+            f"names 'CUDAExecutionProvider', which is not available: {HERE}; the package onnxruntime-gpu "
+            f"contains it, in an environment without another onnxruntime.",
         ),
         (
             [("RknpuExecutionProvider", {"a": "b"})],
-            f"names 'RknpuExecutionProvider', which is not here: {HERE}; "
-            f"https://onnxruntime.ai/docs/execution-providers says which build of onnxruntime brings it.",
+            f"names 'RknpuExecutionProvider', which is not available: {HERE}; "
+            f"https://onnxruntime.ai/docs/execution-providers says which build of onnxruntime contains it.",
         ),
     ],
 )
@@ -141,8 +141,8 @@ def test_what_is_not_here_is_named_with_what_brings_it(given: Any, reason: str) 
 def test_a_variable_that_names_a_provider_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH2ORT_PROVIDERS", "TPU")
     message = (
-        f"Option 'providers' (from the environment variable TORCH2ORT_PROVIDERS) names 'TPU', which is no "
-        f"execution provider; {HERE}."
+        f"Option 'providers' (from the environment variable TORCH2ORT_PROVIDERS) names 'TPU', which is "
+        f"not an execution provider; {HERE}."
     )
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         Options()

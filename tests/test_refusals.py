@@ -118,7 +118,7 @@ def test_training_files_without_a_runtime_name_the_pip_command():
         """
     )
     assert printed == (
-        "training files are run by an ONNX Runtime package, and `import onnxruntime` failed (import of "
+        "training files need an ONNX Runtime package, and `import onnxruntime` failed (import of "
         "onnxruntime halted; None in sys.modules); pip install onnxruntime, or onnxruntime-gpu\n"
     )
 

@@ -141,7 +141,7 @@ def test_what_says_nothing_of_a_tensors_sizes_is_refused(shapes, message):
         (
             (3,),
             {},
-            "export takes two arguments by position, a model and a sample, and got 3 behind them; give that "
+            "export takes two arguments by position, a model and a sample, and got 3 after them; pass that "
             "by its name",
         ),
     ],
@@ -203,7 +203,7 @@ def test_a_list_in_the_place_of_a_tuple_is_named_behind_the_error(model, sample)
     with pytest.raises(TypeError) as raised:
         torch2ort.export(model, sample)
     assert raised.value.__notes__ == [
-        "The sample is a list, which is one argument of forward. If its entries are the arguments, give a "
+        "The sample is a list, which is one argument of forward. If its entries are the arguments, pass a "
         "tuple: torch2ort.export(model, tuple(sample))"
     ]
 

@@ -43,7 +43,7 @@ def test_another_version_is_warned_of_at_import():
     said = imported_with(change)
     assert said.count("Torch2OrtWarning") == 1
     assert (
-        "Torch2OrtWarning: torch 2.16.0 is outside of what was tried. torch2ort was tested with torch 2.11 "
+        "Torch2OrtWarning: torch 2.16.0 is untested. torch2ort was tested with torch 2.11 "
         "to 2.15. Install one of those: pip install 'torch>=2.11,<2.16'"
     ) in said
 
@@ -58,7 +58,7 @@ def test_two_runtimes_in_one_environment_are_warned_of_at_import():
     said = imported_with(change)
     assert (
         "Torch2OrtWarning: onnxruntime-training-cpu 1.19.2 and onnxruntime 1.31.1 are both installed, "
-        "and share one folder: what runs may be a mixture. Remove both with pip uninstall "
+        "and share one folder: its files may be a mixture. Remove both with pip uninstall "
         "onnxruntime-training-cpu onnxruntime, then install one of them"
     ) in said
 

@@ -172,8 +172,8 @@ def test_a_model_without_forward_is_refused(make):
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.ORTModule(make())
     assert str(caught.value) == (
-        f"ORTModule: {make.__name__} defines no forward, and forward is what runs on ONNX Runtime; define "
-        f"it, or wrap the module below it whose forward is called"
+        f"ORTModule: {make.__name__} defines no forward, and ORTModule runs forward on ONNX Runtime; "
+        f"define it, or wrap the submodule whose forward is called"
     )
 
 
@@ -204,13 +204,12 @@ def test_a_class_below_ort_module_works():
     [
         pytest.param(
             lambda: Doubling("model"),
-            "ORTModule: expected a torch.nn.Module, which a class below ORTModule takes as its first "
-            "argument, got str",
+            "ORTModule: expected a torch.nn.Module, the first argument of a subclass of ORTModule, got str",
             id="a class below, without a model",
         ),
         pytest.param(
             lambda: torch2ort.ORTModule(torch.compile(Model())),
-            "ORTModule: the model is what torch.compile returned; wrap the model that was given to "
+            "ORTModule: the model is a result of torch.compile; wrap the model that was passed to "
             "torch.compile instead",
             id="compiled",
         ),

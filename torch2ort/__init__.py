@@ -5,7 +5,7 @@
 >>> [value.name for value in exported.proto.graph.input]
 ['input']
 
-Names are imported when they are asked for: ``torch2ort.artifacts`` runs where there is no torch.
+Names are imported at the first access, so ``torch2ort.artifacts`` runs without torch.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from torch2ort._public import *  # noqa: F403
 
 
-# Public packages below this one, which are imported when they are asked for.
+# Public packages below this one, which are imported at the first access.
 _ROOMS = ("artifacts", "hooks", "trainer")
 
 
 @functools.cache
 def _places() -> dict[str, str]:
-    """Public name -> the module that has it, as ``_public.py`` imports it; it is read here, and never run.
+    """Return public name -> its module, as ``_public.py`` imports it; that file is parsed, and never run.
 
-    A name costs its own module's imports alone: a start out of the cache needs no tracer.
+    So an access to a name imports only that name's module: a start from the cache needs no tracer.
     """
     statements = ast.parse(Path(__file__).with_name("_public.py").read_text(encoding="utf-8")).body
     imports = [statement for statement in statements if isinstance(statement, ast.ImportFrom)]
@@ -42,7 +42,7 @@ def _places() -> dict[str, str]:
 
 
 class _Package(ModuleType):
-    """The package, in which a function keeps its name although the file that it is in has the same."""
+    """The class of the package, in which a function is not replaced by its file's module of the same name."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
@@ -51,7 +51,7 @@ class _Package(ModuleType):
             return importlib.metadata.version(self.__name__)
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        # A file goes first: what is public may be half imported by now, and what imports it asks for files.
+        # A file takes precedence: public names may be partly imported, and importing them accesses files.
         if importlib.util.find_spec(f"{self.__name__}.{name}") is None:
             if name not in _places():
                 raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -61,7 +61,8 @@ class _Package(ModuleType):
         return vars(self).get(name, module)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # What an import leaves: torch2ort.export is the function, whoever imports the file first.
+        # An import sets the module: torch2ort.export stays the function, whichever code imports the file
+        # first.
         if isinstance(value, ModuleType) and callable(vars(value).get(name)):
             value = vars(value)[name]
         super().__setattr__(name, value)

@@ -21,12 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: those of the command line; the process's own by default.
 
     Returns:
-        0, or 1 if the subcommand could not do what was asked.
+        0, or 1 if the subcommand failed.
     """
     parser = argparse.ArgumentParser(
         prog="python -m torch2ort",
         description="Tools around torch2ort.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # which leaves the versions in one line
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # leaves the versions in one line
     )
     parser.add_argument("--version", action="version", version=_versions())
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _versions() -> str:
-    """Those of torch2ort and of what it stands on, a line."""
+    """Return the versions of torch2ort and of the packages it needs, as one line."""
     found = []
     for name in ("torch2ort", "torch", "onnx", *RUNTIMES):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -50,7 +50,7 @@ def _run() -> int:
         code = main()
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has what it wanted. Python would flush what is left, and fail, at the end of the process.
+        # The reader closed the pipe. Python would flush the rest, and fail, at the end of the process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code

@@ -1,4 +1,4 @@
-"""What ``torch2ort`` gives its users: each name is imported when it is asked for, see ``__init__.py``."""
+"""The public names of ``torch2ort``; each is imported at the first access, see ``__init__.py``."""
 
 from torch2ort import io_schema, optim
 from torch2ort.cache.report import CacheReport

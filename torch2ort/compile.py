@@ -21,7 +21,7 @@ def backend(
 ) -> Callable[..., Any]:
     """Compile one graph that dynamo captured, for ONNX Runtime.
 
-    torch.compile finds it by its entry point, and wraps what it raises into ``BackendCompilerFailed``.
+    torch.compile finds it by its entry point, and wraps its exceptions into ``BackendCompilerFailed``.
 
     Args:
         graph_module: the graph.
@@ -32,15 +32,15 @@ def backend(
         mode: one of Inductor's, which is ignored with a warning.
 
     Returns:
-        What runs it.
+        A function that runs the graph.
 
     Raises:
         OptionError: an option is unknown, or has a value that is not allowed.
-        UnsupportedOperatorError: no session can run a part of the graph, or of its backward.
+        UnsupportedOperatorError: a part of the graph, or of its backward, cannot run in any session.
     """
     return compile_graph(graph_module, example_inputs, options=options, mode=mode)
 
 
 keep_functions_of(backend)
-# dynamo calls it where torch.compiler.reset() is called.
+# dynamo calls it in torch.compiler.reset().
 backend.reset = forget  # type: ignore[attr-defined]

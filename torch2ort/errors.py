@@ -1,4 +1,4 @@
-"""Every error that torch2ort raises of its own accord.
+"""The errors that torch2ort raises.
 
 All derive from :class:`Torch2OrtError`, so one ``except`` clause catches them. Errors of the user's
 own code (a Function's ``forward`` or ``backward``, a module's ``forward``) are never wrapped.
@@ -24,11 +24,11 @@ class UnsupportedOperatorError(ExportError):
 
 
 class DtypeError(ExportError, RuntimeError):
-    """An operator gets tensors of different dtypes, of which eager PyTorch, too, wants one."""
+    """An operator gets tensors of different dtypes; eager PyTorch also requires one dtype."""
 
 
 class SchemaError(Torch2OrtError, TypeError):
-    """Nested data holds something that cannot be flattened, or tensors do not fit a schema."""
+    """Nested data contains an object that cannot be flattened, or tensors do not match a schema."""
 
 
 class SchemaMismatchError(SchemaError):
@@ -44,11 +44,11 @@ class FunctionNotFoundError(Torch2OrtError, LookupError):
 
 
 class ShapeInferenceError(ExportError):
-    """A shape inferer returned something that cannot be the shape of its Function's outputs."""
+    """A shape inferer's result cannot be the shapes of its Function's outputs."""
 
 
 class InplaceMapError(Torch2OrtError):
-    """A declared in-place map contradicts what the Function does."""
+    """A declared in-place map contradicts the Function."""
 
 
 class OptionError(Torch2OrtError, ValueError):
@@ -56,7 +56,7 @@ class OptionError(Torch2OrtError, ValueError):
 
 
 class RuntimeNotFoundError(Torch2OrtError, ImportError):
-    """No ONNX Runtime package that can do the job is installed."""
+    """No suitable ONNX Runtime package is installed."""
 
 
 class EngineError(Torch2OrtError, RuntimeError):
@@ -64,12 +64,12 @@ class EngineError(Torch2OrtError, RuntimeError):
 
 
 class TrainerError(Torch2OrtError, RuntimeError):
-    """A trainer's state, checkpoint or processes do not fit together."""
+    """A trainer's state, checkpoint or processes are inconsistent."""
 
 
 class TrainerNotStartedError(Torch2OrtError, RuntimeWarning):
-    """A trainer is asked for what its first step makes; a ``RuntimeWarning``, as its reference says."""
+    """A result of a trainer's first step is requested before it; a ``RuntimeWarning``, as its API states."""
 
 
 class Torch2OrtWarning(UserWarning):
-    """Class of every Python warning that torch2ort issues."""
+    """The class of all Python warnings that torch2ort issues."""

@@ -1,4 +1,4 @@
-"""From a PyTorch model to an ONNX graph that keeps every custom Function.
+"""Export of a PyTorch model to an ONNX graph that keeps every custom Function.
 
 model + sample ─ io_schema ─► tensors ─ trace ─► ExportedProgram + sites
 ─ symbolics ─► ONNX with PythonOp nodes ─ shape_infer ─► ExportedModel
@@ -51,32 +51,36 @@ def export(
 ) -> ExportedModel:
     """Export ``model`` to ONNX; every call of a custom Function becomes a ``PythonOp`` node.
 
-    The model, its parameters, buffers, hooks and mode, the random state and ``Function.apply`` are
-    afterwards as before, also when this raises.
+    The export does not change the model, its parameters, buffers, hooks and mode, the random state and
+    ``Function.apply``, also if it raises.
 
     Args:
         model: any module that torch.export can trace (non-strict).
-        sample: a tuple holds the positional arguments, a dict the keyword arguments, anything else is
-            the one positional argument. Arguments may be nested.
-        kwargs: keyword arguments beside a tuple ``sample``.
+        sample: the arguments of the sample call: a tuple of positional arguments, a dict of keyword
+            arguments, or any other object as the only positional argument. Arguments may be nested.
+        kwargs: keyword arguments in addition to a tuple ``sample``.
         dynamic_shapes: as for ``torch.export.export``, or with names of sizes as for ``torch.onnx.export``:
-            ``{"x": {0: "batch"}}``, ``{"x": ["batch", None]}``. A name takes the bounds that the model needs,
-            said at INFO; those of a ``Dim`` have to hold. ``None`` takes every size from the sample.
-        training: export that mode; ``None`` takes ``model.training``.
-        portable: whether any runtime runs the file, without Python: each call of a Function is a node of the
-            Function's name, and the file has its body. The mode is evaluation, whatever the model's is.
-        opset: ONNX opset, 18 to the highest that the installed onnx and onnxruntime both take; 18 by
+            ``{"x": {0: "batch"}}``, ``{"x": ["batch", None]}``. The bounds of a name are those that the model
+            requires, which are logged at INFO; the model must accept the bounds of a ``Dim``. ``None`` fixes
+            every size to that of the sample.
+        training: the mode to export; ``None`` means ``model.training``.
+        portable: whether the file can run in any runtime, without Python: each call of a Function is a node
+            named after the Function, and the file contains its body. The exported mode is evaluation,
+            whatever the model's mode is.
+        opset: ONNX opset, from 18 to the highest that the installed onnx and onnxruntime both support; 18 by
             default.
-        cache_dir: folder of the export cache; ``None`` means the user's, and ``False`` keeps none.
+        cache_dir: folder of the export cache; ``None`` means the user's cache folder, ``False`` no cache.
         options: further settings.
 
     Returns:
-        The exported model, with the weights as they are now.
+        The exported model, with the current weights.
 
     Raises:
-        ExportError: the model cannot be exported; says where and why. Or the call is one of
-            ``torch.onnx.export``; says how it is written here. Or a Function is not portable.
-        UnsupportedOperatorError: an operator has no translation, or a portable file has none of ONNX's.
+        ExportError: the model cannot be exported; the message names the place and the reason. Or the call has
+            arguments of ``torch.onnx.export``; the message has the call to write instead. Or a Function is
+            not portable.
+        UnsupportedOperatorError: an operator has no translation, or, for a portable file, no operators of
+            ONNX.
         SchemaError: an argument or output is of a kind that cannot be flattened.
         OptionError: an option is not allowed.
     """
@@ -85,7 +89,7 @@ def export(
 
 
 def export_unfolded(model: torch.nn.Module, sample: Any, dynamic_shapes: Any) -> ExportedModel:
-    """As :func:`export` in evaluation mode, with each weight as it is: for a file that is trained on."""
+    """Export in evaluation mode without folding weights, for a file that is trained further."""
     return _exported(model, sample, None, dynamic_shapes, False, with_arguments(None), folds=False)
 
 
@@ -144,19 +148,19 @@ def _exported(
 
 
 def _give_bodies(*arguments: Any) -> Graph:
-    # What traces takes long to import, and a start out of the cache does not trace.
+    # The modules that trace are slow to import, and a start from the cache does not trace.
     from torch2ort.portable.portable_graph import portable
 
     return portable(*arguments)
 
 
 def _tell_kernels(graph: Graph) -> None:
-    """Warn of what a plain session cannot run by itself."""
+    """Warn of kernels that a plain session cannot run by itself."""
     kernels = kernels_said(kernels_in_files(graph.proto.graph), graph.sites)
     if kernels:
         warn(
             f"ONNX has no operators for {kernels}: the graph calls PyTorch's kernels, which a plain "
-            f"onnxruntime.InferenceSession finds in torch2ort's library alone. Run the file with "
+            f"onnxruntime.InferenceSession finds only in torch2ort's library. Run the file with "
             f"torch2ort.load, or register a translation with torch2ort.register_symbolic"
         )
 

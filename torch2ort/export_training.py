@@ -1,4 +1,4 @@
-"""From a PyTorch model to ONNX files that train it on any ONNX Runtime.
+"""Export of a PyTorch model to ONNX files that train it on any ONNX Runtime.
 
 model + loss + sample ─ trace ─► forward and backward ─ optimizer ─► plain ONNX ─► TrainingArtifacts
 """
@@ -46,34 +46,35 @@ def export_training(
     opset: int | None = None,
     options: Options | None = None,
 ) -> TrainingArtifacts:
-    """Export a whole training step of ``model`` as ONNX graphs that any ONNX Runtime runs, without PyTorch.
+    """Export a complete training step of ``model`` as ONNX graphs that any ONNX Runtime runs without PyTorch.
 
-    The step is that of the model's present mode; evaluation is in evaluation mode.
+    The step is that of the model's current mode; evaluation is in evaluation mode.
 
     Args:
         model: any module that torch.export can trace (non-strict).
         sample: with ``loss`` a tuple of inputs and targets, else the inputs. Inputs are as for
-            :func:`torch2ort.export`: a tuple is the positional arguments, a dict the keyword arguments,
-            anything else the one positional argument.
-        loss: a function of outputs and targets that gives one number; ``None`` if the model returns its loss
-            first.
-        optimizer: of ``torch2ort.optim``, or a function ``(parameters, gradients, state, lr) -> (parameters,
-            state)`` of dicts of tensors, with an attribute ``init(parameters) -> state`` unless its state is
-            empty from the first step on, and an attribute ``lr`` unless it is to start with 0.001.
-            ``AdamW(lr=1e-3)`` by default.
-        trainable: the parameters that are trained: a name, a glob or several of them over the names of the
+            :func:`torch2ort.export`: a tuple of positional arguments, a dict of keyword arguments, or any
+            other object as the only positional argument.
+        loss: a function of outputs and targets that returns one number; ``None`` if the model's first output
+            is its loss.
+        optimizer: an optimizer of ``torch2ort.optim``, or a function ``(parameters, gradients, state, lr) ->
+            (parameters, state)`` of dicts of tensors. A function with state has an attribute
+            ``init(parameters) -> state``; an attribute ``lr`` is its initial learning rate, 0.001 without
+            one. ``AdamW(lr=1e-3)`` by default.
+        trainable: the parameters to train: a name, a glob or several of them over the names of the
             ``state_dict``, or a predicate; others become constants. By default those that require a gradient.
-        metrics: name -> function of outputs and targets (of outputs alone without ``loss``) that
-            gives a tensor.
-        dynamic_shapes: as for ``torch.export.export``, of ``(inputs, targets)`` with ``loss``; ``None`` takes
-            every size from the sample.
-        opset: ONNX opset, 18 to the highest that the installed onnx and onnxruntime both take; 18 by
+        metrics: name -> function of outputs and targets (only of outputs without ``loss``) that returns a
+            tensor.
+        dynamic_shapes: as for ``torch.export.export``, of ``(inputs, targets)`` with ``loss``; ``None`` fixes
+            every size to that of the sample.
+        opset: ONNX opset, from 18 to the highest that the installed onnx and onnxruntime both support; 18 by
             default.
         options: further settings.
 
     Raises:
-        ExportError: the model, its loss or its optimizer cannot be exported; says where and why.
-        UnsupportedOperatorError: an operator has no translation to ONNX's own.
+        ExportError: the model, its loss or its optimizer cannot be exported; the message names the place and
+            the reason.
+        UnsupportedOperatorError: an operator has no translation to ONNX's own operators.
         SchemaError: the sample or an output is of a kind that cannot be flattened.
         OptionError: an option is not allowed.
     """
@@ -126,14 +127,14 @@ def export_training(
 
 
 class _Start:
-    """What a training starts from.
+    """The initial state of a training.
 
     Attributes:
-        parameters: the trained ones, by their names in the ``state_dict``.
-        buffers: those that a step changes.
+        parameters: the trained parameters, by their names in the ``state_dict``.
+        buffers: the buffers that a step changes.
         model: both.
-        optimizer: the optimizer's state, as it gave it.
-        flat: the same by its names in a checkpoint.
+        optimizer: the optimizer's state, as its ``init`` returned it.
+        flat: the optimizer's state by its names in a checkpoint.
     """
 
     def __init__(self, step: TracedStep, optimizer: Callable[..., Any]) -> None:
@@ -144,7 +145,7 @@ class _Start:
         first = {} if init is None else init(self.parameters)
         if not isinstance(first, Mapping):
             raise ExportError(
-                f"the optimizer's init gave a {type(first).__name__}; expected a dict, its first state"
+                f"the optimizer's init returned a {type(first).__name__}; expected a dict, its initial state"
             )
         self.optimizer: dict[str, Any] = dict(first)
         self.flat = training_models.flat_state(self.optimizer)
@@ -163,14 +164,14 @@ def _refuse_untrained(step: TracedStep, model: torch.nn.Module) -> None:
 
 
 def _refuse_unmatched(trainable: Any, names: list[str]) -> None:
-    """Refuse one of several names that fits nothing; that all fit nothing is another error."""
+    """Refuse a name among several that matches no parameter; it is another error if none of them match."""
     if isinstance(trainable, str) or callable(trainable):
         return
     fitting = [one for one in trainable if any(map(optim.matcher(one), names))]
     missing = [one for one in trainable if one not in fitting]
     if fitting and missing:
         raise OptionError(
-            f"trainable: {missing[0]!r} is the name of no parameter; expected some of {sorted(names)}"
+            f"trainable: {missing[0]!r} is not the name of a parameter; expected some of {sorted(names)}"
         )
 
 
@@ -183,10 +184,10 @@ def _state_name(name: str) -> str:
 
 
 def _trained(wrapped: WithLoss, trainable: Any) -> frozenset[str]:
-    """Names, in the wrapper, of the parameters to train.
+    """Return the names, in the wrapper, of the parameters to train.
 
     Raises:
-        OptionError: there are none.
+        OptionError: no parameter is trained.
     """
     every = dict(wrapped.named_parameters(remove_duplicate=False))
     if trainable is None:

@@ -1,4 +1,4 @@
-"""What an export gives: a graph, its calls of Functions, and the structure around it."""
+"""The result of an export: a graph, its calls of Functions, and the structure around it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from torch2ort.runtime.session import refuse_missing
 
 
 class ExportedModel:
-    """An exported model: an ONNX graph, the Functions it calls, and how to call it.
+    """An exported model: an ONNX graph, the Functions that it calls, and its calling convention.
 
     Attributes:
         training: the mode that was exported.
-        cache: what the export cache did.
+        cache: the use of the export cache.
     """
 
     def __init__(
@@ -53,30 +53,30 @@ class ExportedModel:
         self._interface = interface
         self._options = options
         self._folds = folds
-        # By whether PyTorch's flag of determinism was set.
+        # The keys are values of PyTorch's flag of determinism.
         self._engines: dict[bool, InferenceEngine] = {}
         self.training = training
         self.cache = cache or CacheReport()
 
     @functools.cached_property
     def _graph(self) -> Graph:
-        """The graph; that of a training step is translated when it is asked for."""
+        """The graph; that of a training step is translated on the first access."""
         return self._made if isinstance(self._made, Graph) else self._made()
 
     @property
     def proto(self) -> onnx.ModelProto:
-        """The model with its weights as initializers, and its state as it is now.
+        """The model with its weights as initializers, and its current state.
 
-        State, the buffers that the model itself updates, is an input, too: its initializer is what a session
-        starts from that is not given another value.
+        State, the buffers that the model itself updates, is also an input: its initializer is the value in a
+        session if no other value is fed.
 
-        That of :attr:`torch2ort.ORTModule.exported` holds the weights as they are at each access.
+        The model of :attr:`torch2ort.ORTModule.exported` has the current weights at each access.
         """
         return file_form(self._run, is_own=bool(self._graph.weights))
 
     @property
     def _run(self) -> onnx.ModelProto:
-        """The same as sessions run it, but for calls of Functions that have bodies."""
+        """The model in the form of sessions, except that calls of Functions with bodies are not inlined."""
         if self._graph.weights:
             return with_weights(self._graph, self._weights, folds=self._folds)
         return self._graph.proto
@@ -88,7 +88,7 @@ class ExportedModel:
 
     @property
     def output_schema(self) -> io_schema.Schema:
-        """Schema of what the model returns."""
+        """Schema of the model's result."""
         return self._interface.outputs
 
     @property
@@ -122,13 +122,13 @@ class ExportedModel:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to one ``.onnx`` file, atomically; past 2 GiB its weights go beside it.
+        """Write the model to one ``.onnx`` file, atomically; above 2 GiB its weights go to a file beside it.
 
         Args:
-            path: the file; one that exists is replaced.
+            path: the file; an existing one is replaced.
 
         Raises:
-            ExportError: an argument of a Function is an object that a file cannot hold.
+            ExportError: an argument of a Function is an object that a file cannot store.
             OSError: the file cannot be written.
         """
         save(Path(path), self.proto, self._graph, self._interface, training=self.training)
@@ -136,16 +136,17 @@ class ExportedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph on ONNX Runtime, without gradients, in the mode that was exported.
 
-        Tensors are taken to lie in memory as the sample's did, which matters where ``forward`` draws random
-        numbers for one, or writes into a ``reshape`` of it.
+        Tensors are assumed to have the memory layout of the sample's, which matters if ``forward`` draws
+        random numbers for a tensor, or writes into a ``reshape`` of it.
 
-        Buffers that the model updates are state, as in the model: a call starts from what the last one left.
+        Buffers that the model updates are state, as in the model: a call starts from the state after the last
+        one.
         Calls of :attr:`torch2ort.ORTModule.exported` update the module's own buffers.
 
         Raises:
             SchemaMismatchError: the call differs from the exported one.
             ExportError: forward writes to memory that two arguments share, or an argument and a weight.
-            EngineError: ONNX Runtime failed. An exception of a Function arrives as it is.
+            EngineError: ONNX Runtime failed. An exception of a Function is propagated unchanged.
         """
         tensors, bound = self._interface.tensors(args, kwargs)
         graph = self._graph
@@ -160,12 +161,12 @@ class ExportedModel:
         return self._interface.result(bound, fetched)
 
     def _write(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-        """Put what a run leaves into the call's tensors and the state."""
+        """Write the values of a run's mutations to the call's tensors and the state."""
         inputs = dict(zip(self._graph.inputs, tensors, strict=True))
         state = {origin: self._weights[name] for name, origin in state_of(self._graph).items()}
         with torch.no_grad():
             for mutation, value in zip(self._graph.mutations, values, strict=True):
-                # A buffer that is written and never read is no state.
+                # A buffer that is written and never read is not state.
                 target = (inputs if mutation.kind == "input" else state).get(mutation.target)
                 if target is not None:
                     target.copy_(value)
@@ -179,15 +180,17 @@ class ExportedModel:
         return self._engines[deterministic]
 
     def session(self, *, providers: Sequence[Any] | None = None, session_options: Any = None) -> Any:
-        """An ``onnxruntime.InferenceSession`` over the graph, PythonOp nodes included.
+        """Return an ``onnxruntime.InferenceSession`` over the graph, PythonOp nodes included.
 
         Args:
-            providers: as for ``InferenceSession``; by default those of :class:`Options`, or the CPU.
+            providers: as for ``InferenceSession``; by default those of :class:`torch2ort.Options`, or the
+                CPU.
             session_options: as for ``InferenceSession``.
 
         Raises:
             RuntimeNotFoundError: no onnxruntime is installed.
-            EngineError: onnxruntime refuses the model, or goes without a provider of :class:`Options`.
+            EngineError: onnxruntime refuses the model, or does not use a provider of
+                :class:`torch2ort.Options`.
         """
         chosen = session_providers(self._options.providers) if providers is None else providers
         session = inference_session(
@@ -208,18 +211,18 @@ def load(
 ) -> ExportedModel:
     """Read a model that :meth:`ExportedModel.save` wrote.
 
-    A name in the file resolves only to one of ``functions`` or to what :func:`register_function` was
-    given: nothing is imported, and no address of a file is ever used.
+    A name in the file resolves only to one of ``functions`` or to a class registered with
+    :func:`torch2ort.register_function`: nothing is imported, and no address in a file is ever used.
 
     Args:
         path: the ``.onnx`` file.
         functions: the classes that the model's PythonOp nodes call.
 
     Raises:
-        ModelLoadError: the file is damaged, was not written by torch2ort, or calls a class with other
-            arguments than it takes.
+        ModelLoadError: the file is damaged, was not written by torch2ort, or calls a class with arguments
+            that it does not accept.
         FunctionNotFoundError: a name is not resolved; lists all of them.
-        RegistryError: ``functions`` is no list of classes.
+        RegistryError: ``functions`` is not a list of classes.
     """
     saved = read(Path(path), functions)
     return ExportedModel(

@@ -1,8 +1,8 @@
-"""The logger ``torch2ort``: what the package does, by level and by rank, and the noise that it keeps out.
+"""The logger ``torch2ort``: its records by level and by rank, and the suppression of libraries' records.
 
 | level | rank 0 | other ranks |
 | --- | --- | --- |
-| ``ERROR``, ``WARNING`` (the default), ``INFO`` | what a user can act on | nothing |
+| ``ERROR``, ``WARNING`` (the default), ``INFO`` | records that a user can act on | nothing |
 | ``DEVINFO`` | with onnxruntime's own INFO and the exporter's report | the same |
 | ``DEBUG`` | everything | the same |
 """
@@ -29,7 +29,7 @@ logging.addLevelName(DEVINFO, "DEVINFO")
 # Severities of onnxruntime.
 _ORT_VERBOSE, _ORT_INFO, _ORT_FATAL = 0, 1, 4
 
-# Libraries that an export runs through, whose records and deprecations no user of an export can act on.
+# Libraries that an export calls; a user of an export cannot act on their records and deprecations.
 _LIBRARIES = ("torch", "onnxscript", "onnx_ir", "onnx", "onnx_shape_inference", "onnxruntime", "sympy")
 _MODULES = rf"({'|'.join(_LIBRARIES)})(\.|$)"
 _OLD_NAMES = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
@@ -38,23 +38,23 @@ _ANOMALY = r"Error detected in \w+\. "
 
 
 def rank() -> int:
-    """The process's rank in ``torch.distributed``; 0 where that is not in use."""
+    """Return the process's rank in ``torch.distributed``; 0 if that is not in use."""
     distributed = _distributed()
     return 0 if distributed is None else int(distributed.get_rank())
 
 
 def is_shown(level: int) -> bool:
-    """Whether a record of this level is shown by this rank."""
+    """Return True if this rank shows records of this level."""
     return logger.isEnabledFor(level) and speaks()
 
 
 def speaks() -> bool:
-    """Whether this rank says something: the first one always, others to who develops."""
+    """Return True if this rank logs: rank 0 always, others at the levels of developers, DEVINFO and below."""
     return rank() == 0 or logger.getEffectiveLevel() <= DEVINFO
 
 
 def _is_for_this_rank(record: logging.LogRecord) -> bool:
-    """Whether this rank speaks; to who develops a record says whose it is."""
+    """Return True if this rank logs; at the levels of developers, add the rank to the record."""
     if speaks() and logger.getEffectiveLevel() <= DEVINFO and _has_others():
         record.msg = f"[rank {rank()}] {record.msg}"
     return speaks()
@@ -66,18 +66,18 @@ def _has_others() -> bool:
 
 
 def _distributed() -> Any:
-    """``torch.distributed`` if it is in use; a process that never imported torch does not now."""
+    """Return ``torch.distributed`` if it is in use; torch is not imported for that."""
     found = sys.modules.get("torch.distributed")
     return found if found is not None and found.is_available() and found.is_initialized() else None
 
 
 def _root_is_silent(record: logging.LogRecord) -> bool:
-    """Tell whether nobody has set up logging, so that `record` would be lost."""
+    """Return True if the application has not set up logging, so `record` would be lost."""
     return not logging.getLogger().handlers
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # takes none on Python 3.10
-    """Writes to what ``sys.stderr`` is at that moment."""
+    """A handler that writes to the current ``sys.stderr``."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -88,7 +88,7 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # takes none on
 
 
 def fallback_handler() -> logging.Handler:
-    """A handler that writes to stderr what no handler of the application's would show."""
+    """Return a handler that writes to stderr the records that no handler of the application shows."""
     handler = _Stderr()
     handler.setFormatter(logging.Formatter("%(name)s [%(levelname)s] %(message)s"))
     handler.addFilter(_root_is_silent)
@@ -102,7 +102,7 @@ logger.addHandler(fallback_handler())
 
 
 def apply_level(options: Options) -> None:
-    """Set the logger to ``options.log_level``; ``None`` leaves it as it is.
+    """Set the logger to ``options.log_level``; ``None`` does not change it.
 
     Records go to the handlers that the application has set up, or else to stderr.
 
@@ -115,7 +115,7 @@ def apply_level(options: Options) -> None:
 
 @contextlib.contextmanager
 def no_new_handlers() -> Iterator[None]:
-    """Take off the root logger what the block puts there: to set up logging is the application's to do."""
+    """Remove handlers that the block adds to the root logger: only the application sets up logging."""
     root = logging.getLogger()
     before = list(root.handlers)
     try:
@@ -126,9 +126,10 @@ def no_new_handlers() -> Iterator[None]:
 
 
 def onnxruntime_severity() -> int:
-    """What a session of onnxruntime may write to stderr, for ``SessionOptions.log_severity_level``.
+    """Return ``SessionOptions.log_severity_level`` for sessions of onnxruntime.
 
-    Its errors are raised, so that its own red lines about them only stand in front of what says more.
+    Above DEVINFO, sessions log no errors: these are raised, with more information than in onnxruntime's own
+    line.
     """
     level = logger.getEffectiveLevel()
     if level <= logging.DEBUG:
@@ -138,13 +139,14 @@ def onnxruntime_severity() -> int:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep out what libraries say in this thread while they export, unless the level is DEVINFO or below.
+    """Suppress output of libraries in this thread during an export, unless the level is DEVINFO or below.
 
-    Deprecations that a library raises in its own code, its records of any level, and what autograd's anomaly
-    mode says: torch logs and warns of an error before it raises it, also where an export then takes another
-    way, and an error that ends the export is raised with the library's as its cause. What the model's code
-    says, logs or prints stays, and no descriptor is touched, so that a debugger and a crash are seen.
-    ``TORCH_LOGS`` in the environment asks for torch's records, and gets them.
+    Suppressed are deprecations that a library raises in its own code, its records of any level, and the
+    warnings of autograd's anomaly mode. torch logs an error before it raises it, also if the export then
+    continues in another way; an error that ends the export is raised with the library's error as its cause.
+    Warnings, records and output of the model's code are kept, and no file descriptor is redirected, so the
+    output of a debugger and of a crash is seen. torch's records are kept if the environment variable
+    ``TORCH_LOGS`` is set.
     """
     if logger.getEffectiveLevel() <= DEVINFO:
         yield
@@ -165,7 +167,7 @@ def quiet() -> Iterator[None]:
 
 
 class _Noise(logging.Filter):
-    """Drops what libraries log in the thread that made it."""
+    """A filter that drops records of libraries in the thread that made the filter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,16 +176,16 @@ class _Noise(logging.Filter):
         self._libraries = frozenset(_LIBRARIES) - ({"torch"} if wanted else set())
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether somebody may want to see the record."""
+        """Return True if the record is kept."""
         return record.name.partition(".")[0] not in self._libraries or record.thread != self._thread
 
 
 def _handlers() -> list[logging.Handler]:
-    """Every handler that shows records of the libraries."""
+    """Return every handler that shows records of the libraries."""
     found = {*logging.getLogger().handlers}
     if logging.lastResort is not None:
         found.add(logging.lastResort)
-    # A copy: another thread may make a logger meanwhile.
+    # A copy is iterated, as another thread may make a logger at the same time.
     for name, known in list(logging.root.manager.loggerDict.items()):
         if isinstance(known, logging.Logger) and name.partition(".")[0] in _LIBRARIES:
             found.update(known.handlers)

@@ -24,15 +24,15 @@ from torch2ort.training.ort_targets import refuse_providers
 from torch2ort.variants.profile import Profile
 from torch2ort.variants.runner import Runner
 
-# Of torch, but known by name: importing one takes longer than importing torch2ort.
+# Classes of torch, compared by name: importing one takes longer than importing torch2ort.
 _AROUND_MODELS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
 class _Offered:
-    """An attribute that ORTModule adds to a model's own; one of the model's own goes first.
+    """An attribute that ORTModule adds to a model's own; an attribute of the model takes precedence.
 
     Args:
-        read: reads it off a module.
+        read: returns the value for a module.
     """
 
     def __init__(self, read: Callable[[ORTModule], Any]) -> None:
@@ -42,12 +42,13 @@ class _Offered:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    # Not a data descriptor: what stands in the module's own dictionary is found before it.
+    # Not a data descriptor: entries of the module's own dictionary are found before it.
     def __get__(self, module: ORTModule | None, kind: type | None = None) -> Any:
         if module is None:
             return self
         try:
-            # A parameter, buffer or submodule, or what the model's `__getattr__` finds, as peft's does.
+            # A parameter, buffer or submodule, or an attribute that the model's `__getattr__` finds, as in
+            # peft.
             return getattr(type(module)._torch2ort_runner.model, self._name)
         except AttributeError:
             return self.fget(module)
@@ -56,13 +57,13 @@ class _Offered:
 class _Forward:
     """The attribute ``forward``: the model's, on ONNX Runtime, unless another one was set on the wrapper.
 
-    The model's dictionary is the wrapper's, and may hold a ``forward`` of the model's own. That one is
-    exported; one that is set on the wrapper is called by the wrapper and stays out of the dictionary.
+    The model's dictionary is the wrapper's, and may contain a ``forward`` of the model, which is exported.
+    A ``forward`` that is set on the wrapper is called by the wrapper and not stored in the dictionary.
     """
 
     def __get__(self, module: ORTModule | None, kind: Any = None) -> Any:
         function = kind._torch2ort_forward
-        # It takes long to import, and compiles nothing before somebody has imported it.
+        # torch._dynamo is slow to import, and compiles nothing before it is imported.
         runner = getattr(kind, "_torch2ort_runner", None)
         if runner is not None and "torch._dynamo" in sys.modules:
             function = runner.hidden_forward.get()
@@ -80,35 +81,36 @@ class _Forward:
 
 
 def _no_model(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
-    """Stands for forward in classes that wrap no model yet."""
+    """Raise an error: the placeholder of forward in classes that do not wrap a model yet."""
     raise TypeError(f"{type(self).__name__}.forward: wrap a model first, as in torch2ort.ORTModule(model)")
 
 
 class ORTModule(private.NeverCompiled, torch.nn.Module):
-    """Runs ``model`` on ONNX Runtime, gradients too.
+    """A module that runs ``model``, forward and backward, on ONNX Runtime.
 
-    The new module *is* the model in all but ``forward``: it shares the model's attributes, parameters,
-    buffers, submodules, hooks and mode (the very same objects), is an instance of its class, and its own
-    class has that one's name and module. A class below this one takes the model as its first argument.
+    The new module is identical to the model except for ``forward``: it shares the model's attributes,
+    parameters, buffers, submodules, hooks and mode (the same objects), is an instance of its class, and its
+    own class has the name and module of that class. The first argument of a subclass is the model.
 
     Args:
-        model: the module to run. It stays usable by itself, in eager PyTorch.
+        model: the module to run. It can still be used by itself, in eager PyTorch.
         options: settings; see :class:`torch2ort.Options`.
 
     Raises:
-        OptionError: ``options`` is not an :class:`Options`, or names a provider that no engine runs on.
-        ExportError: ``model`` is no module that can be wrapped; says why.
+        OptionError: ``options`` is not a :class:`torch2ort.Options`, or names a provider that no engine
+            supports.
+        ExportError: ``model`` cannot be wrapped; the message gives the reason.
 
-    The first call exports. A later call exports again if the structure, a dtype, rank or constant of its
-    arguments, the mode of a module, which tensors require gradients, or whether gradients are recorded at all
-    is another than before.
+    The first call exports. A later call exports again if one of these differs from all earlier calls: the
+    structure, a dtype, rank or constant of its arguments, the mode of a module, the tensors that require
+    gradients, or whether gradients are recorded.
 
     Calls raise:
-        UnsupportedOperatorError: the engine cannot run an operator correctly; before any step has run.
-        EngineError: ONNX Runtime failed. Exceptions of the user's own code arrive as they are.
+        UnsupportedOperatorError: the engine cannot run an operator correctly; raised before any step has run.
+        EngineError: ONNX Runtime failed. Exceptions of the user's own code are propagated unchanged.
     """
 
-    # Of the class that is made for each model; long names, for the model's class may have attributes, too.
+    # Attributes of the class that is made for each model; the prefix avoids names of the model's class.
     _torch2ort_runner: Runner
     _torch2ort_state: dict[str, Any]
     _torch2ort_forward: Callable[..., Any] = _no_model
@@ -118,7 +120,7 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
     def __new__(
         cls, model: torch.nn.Module, *args: Any, options: Options | None = None, **kwargs: Any
     ) -> Any:
-        """Make an instance of a class of its own, below both this one and the model's class."""
+        """Make a class that derives from both this one and the model's class, and return its instance."""
         _refuse(cls, model, args, kwargs)
         warn_of_former_names()
         options = with_arguments(options)
@@ -142,15 +144,15 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         )
         kind.__qualname__ = named.__qualname__
         module: ORTModule = object.__new__(kind)
-        # One dictionary for both: whatever is set on one is set on the other.
+        # Both share one dictionary: an attribute that is set on one is set on the other.
         object.__setattr__(module, "__dict__", model.__dict__)
         return module
 
     def __init__(self, model: torch.nn.Module, *, options: Options | None = None) -> None:
-        """See the class; everything was done in ``__new__``, and the shared attributes stay as they are."""
+        """Do nothing: ``__new__`` initializes the module, and the shared attributes do not change."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the hooks of a model's class from taking the wrapper's for one more model."""
+        """Skip the ``__init_subclass__`` of a model's class: the wrapper's class is not another model."""
 
     @_Offered
     def module(self) -> torch.nn.Module:
@@ -159,30 +161,30 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
 
     @_Offered
     def exported(self) -> ExportedModel | None:
-        """The exported model behind the last forward; ``None`` before the first."""
+        """The exported model that ran in the last forward; ``None`` before the first."""
         return type(self)._torch2ort_runner.exported
 
     @_Offered
     def startup(self) -> dict[str, float]:
-        """What starting took so far, in seconds by phase; empty before the first call.
+        """The duration of the start so far, in seconds by phase; empty before the first call.
 
-        The phases are ``"cache look-up"``, ``"trace"``, ``"translate"``, ``"shapes"``, ``"differentiate"``,
-        ``"session"`` and ``"first run"``. They add up to what was waited for.
+        The phases are ``"cache look-up"``, ``"imports"``, ``"trace"``, ``"translate"``, ``"shapes"``,
+        ``"differentiate"``, ``"session"`` and ``"first run"``. They add up to the total duration.
         """
         return dict(type(self)._torch2ort_runner.startup.seconds)
 
     @_Offered
     def profile(self) -> Callable[[int], Profile]:
-        """``module.profile(steps)`` watches the next calls and their backwards, and gives a :class:`Profile`.
+        """``module.profile(steps)`` profiles the next calls and their backwards, in a :class:`Profile`.
 
-        Ask that for :meth:`Profile.table`, :meth:`Profile.to_json` or :meth:`Profile.chrome_trace` once the
-        steps have run. They run in sessions of their own, which takes their making, and some microseconds a
-        node. A second profile ends the first.
+        Call its :meth:`Profile.table`, :meth:`Profile.to_json` or :meth:`Profile.chrome_trace` once the steps
+        have run. These steps run in separate sessions; making the sessions takes time, and profiling takes
+        some microseconds per node. A second profile ends the first.
         """
         return type(self)._torch2ort_runner.watch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles carry the model and the options; the graphs are built again."""
+        """Copy and pickle only the model and the options; the graphs are built again."""
         runner = type(self)._torch2ort_runner
         return _rebuild, (type(self).__bases__[0], runner.model, runner.options)
 
@@ -192,15 +194,15 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
 
 
 def _rebuild(kind: type[ORTModule], model: torch.nn.Module, options: Options) -> Any:
-    # Without __init__: what a class below ORTModule set there is in the model's dictionary.
+    # __init__ is not called: the attributes that a subclass sets there are in the model's dictionary.
     return kind.__new__(kind, model, options=options)
 
 
 def _constructor_of(kind: type[torch.nn.Module], wrapper: type[ORTModule]) -> dict[str, Any]:
-    """``__new__`` and ``__init__`` of the class that wraps a model of class ``kind``.
+    """Return ``__new__`` and ``__init__`` of the class that wraps a model of class ``kind``.
 
-    Code that makes another model of the same class (``type(model)(config)``) gets one. Code that asks which
-    arguments the class takes, as Lightning's ``load_from_checkpoint`` does, sees the model's.
+    Code that makes another model of the same class (``type(model)(config)``) gets one. Code that inspects the
+    arguments of the class, as Lightning's ``load_from_checkpoint`` does, gets those of the model's class.
     """
 
     @functools.wraps(kind.__init__)
@@ -215,7 +217,7 @@ def _constructor_of(kind: type[torch.nn.Module], wrapper: type[ORTModule]) -> di
 
 
 def _attributes_of(kind: type[torch.nn.Module], wrapper: type[ORTModule]) -> dict[str, Any]:
-    """What a model's class has by the names that ORTModule offers; properties keep their setters."""
+    """Return attributes of a model's class that ORTModule also offers; properties keep their setters."""
     names = (name for name in dir(ORTModule) if isinstance(vars(ORTModule).get(name), _Offered))
     return {
         name: inspect.getattr_static(kind, name)
@@ -225,32 +227,32 @@ def _attributes_of(kind: type[torch.nn.Module], wrapper: type[ORTModule]) -> dic
 
 
 def _forward_of(kind: type[torch.nn.Module], runner: Runner) -> Callable[..., Any]:
-    """The function ``forward`` of the class that wraps a model of class ``kind``."""
+    """Return the function ``forward`` of the class that wraps a model of class ``kind``."""
 
     @functools.wraps(kind.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return runner.run(args, kwargs)
 
-    # Code that takes wrappers off, as accelerate does with autocast's, stops here: below is no other wrapper,
-    # but the model's own forward in eager PyTorch.
+    # Without __wrapped__, code that removes wrappers, such as accelerate with autocast's, stops here: the
+    # wrapped function is no other wrapper, but the model's own forward in eager PyTorch.
     vars(forward)["__signature__"] = inspect.signature(kind.forward)
     del vars(forward)["__wrapped__"]
     return forward
 
 
 def _hidden_from_dynamo(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """``forward`` as torch.compile calls it, which cannot look into a run of ONNX Runtime."""
+    """Return ``forward`` for torch.compile, which cannot trace a run of ONNX Runtime."""
     hidden: Callable[..., Any] = torch.compiler.disable(forward, reason="ORTModule runs on ONNX Runtime")
     del vars(hidden)["__wrapped__"]
     return hidden
 
 
 def _refuse(cls: type, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what is no model, or one that cannot be wrapped."""
+    """Refuse an object that is not a model, or a model that cannot be wrapped."""
     if isinstance(model, ORTModule):
         raise ExportError("ORTModule: the model is already an ORTModule; wrap the original model once")
     if not isinstance(model, torch.nn.Module):
-        below = "" if cls is ORTModule else ", which a class below ORTModule takes as its first argument"
+        below = "" if cls is ORTModule else ", the first argument of a subclass of ORTModule"
         raise ExportError(f"ORTModule: expected a torch.nn.Module{below}, got {type(model).__name__}")
     if cls is ORTModule and (args or kwargs):
         raise OptionError(
@@ -264,7 +266,7 @@ def _refuse(cls: type, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         )
     if is_compiled(model):
         raise ExportError(
-            "ORTModule: the model is what torch.compile returned; wrap the model that was given to "
+            "ORTModule: the model is a result of torch.compile; wrap the model that was passed to "
             "torch.compile instead"
         )
     for kind in type(model).__mro__:
@@ -275,16 +277,16 @@ def _refuse(cls: type, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             )
     if _has_no_forward(model):
         raise ExportError(
-            f"ORTModule: {type(model).__name__} defines no forward, and forward is what runs on ONNX "
-            f"Runtime; define it, or wrap the module below it whose forward is called"
+            f"ORTModule: {type(model).__name__} defines no forward, and ORTModule runs forward on ONNX "
+            f"Runtime; define it, or wrap the submodule whose forward is called"
         )
     refuse_untraceable(model)
 
 
 def _has_no_forward(model: torch.nn.Module) -> bool:
-    """Whether a call of ``model`` only says that there is no forward, as in Lightning's base class."""
+    """Return True if ``model`` has no forward but one that raises, as Lightning's base class has."""
     forward = type(model).forward
-    # A torch.fx.GraphModule's forward is of no module.
+    # A torch.fx.GraphModule's forward has no __module__.
     package = (getattr(forward, "__module__", None) or "").split(".")[0]
     undefined = forward is torch.nn.Module.forward or (
         package in ("lightning", "pytorch_lightning") and forward.__qualname__ == "LightningModule.forward"

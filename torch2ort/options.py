@@ -17,7 +17,7 @@ DEFAULT_OPSET = 18
 MIN_OPSET = 18
 
 _ENV_PREFIX = "TORCH2ORT_"
-# Read by the project's own tests, so not a misspelt option.
+# A variable of the project's own tests, not a misspelled option.
 _RESERVED_ENV = frozenset({"TORCH2ORT_LONG"})
 _LOG_LEVELS = ("debug", "devinfo", "info", "warning", "error", "critical")
 _GUARDS = ("complete", "trust")
@@ -31,10 +31,10 @@ _FALSE = ("0", "false", "no", "off")
 class Options:
     """Settings of an export and of the engine that runs it.
 
-    The environment has the last word: a variable ``TORCH2ORT_<FIELD>`` (``TORCH2ORT_CACHE_DIR``)
-    that is set while the object is made replaces the field. An empty variable means ``None`` where
-    the field allows it, and no cache for ``cache_dir``. A variable of that prefix that names no field is
-    an error, as a misspelt argument is.
+    The environment takes precedence: a variable ``TORCH2ORT_<FIELD>`` (``TORCH2ORT_CACHE_DIR``)
+    that is set while the object is made replaces the field. An empty variable means ``None`` if
+    the field allows it, and no cache for ``cache_dir``. A variable with that prefix that names no field is
+    an error, like a misspelled argument.
 
     >>> Options(opset=20).opset
     20
@@ -44,51 +44,55 @@ class Options:
     torch2ort.errors.OptionError: Option 'opset' is 9; allowed is an integer of at least 18, or None for 18.
 
     Attributes:
-        cache_dir: Folder of the export cache; ``None`` means the user's, ``$XDG_CACHE_HOME/torch2ort`` or
-            ``~/.cache/torch2ort``, and ``False``, or an empty variable, keeps none. Stored as a
-            :class:`pathlib.Path` with ``~`` expanded.
-        cache_limit: Bytes on disk beyond which the export cache drops what was not used for longest,
-            at least 1; ``None`` means 1 GiB.
+        cache_dir: Folder of the export cache. ``None`` means the user's cache folder,
+            ``$XDG_CACHE_HOME/torch2ort`` or ``~/.cache/torch2ort``; ``False``, or an empty variable, means no
+            cache. Stored as a :class:`pathlib.Path` with ``~`` expanded.
+        cache_limit: Bytes on disk above which the export cache deletes the least recently used entries, at
+            least 1; ``None`` means 1 GiB.
         log_level: Level of the logger ``torch2ort``: ``"debug"``, ``"devinfo"``, ``"info"``, ``"warning"``,
-            ``"error"`` or ``"critical"``, in any case. ``None`` leaves the logger as it is. Of a distributed
-            run, rank 0 alone speaks from ``"info"`` on.
-        opset: ONNX opset of the graph, 18 to the highest that the installed onnx and onnxruntime both take;
-            ``None`` means 18.
+            ``"error"`` or ``"critical"``, in upper or lower case. ``None`` does not change the logger. In a
+            distributed run, only rank 0 logs at ``"info"`` and above.
+        opset: ONNX opset of the graph, from 18 to the highest that the installed onnx and onnxruntime both
+            support; ``None`` means 18.
         intra_op_threads: Threads that ONNX Runtime uses inside one operator, at least 1. ``None``
             means as many as PyTorch uses.
         save_onnx_dir: Folder into which every graph is written at every stage, for debugging.
-            Stored as ``cache_dir`` is.
+            Stored in the same form as ``cache_dir``.
         verify: Compare the outputs and gradients of the first step with eager PyTorch, and raise
-            on a difference.
-        deterministic: Ask ONNX Runtime for deterministic kernels.
-        guards: What :class:`ORTModule` does about things that ``forward`` reads and that cannot be
-            compared before each call (``eval``, an iterator, a large NumPy array): ``"complete"``
-            refuses them by name; ``"trust"`` takes them for what they were at the export.
-        providers: What each session runs on, the first choice first: a list of names of onnxruntime's
-            execution providers, or of (name, options) pairs; ``None`` means the CPU, and for an
-            :class:`ORTModule` the device of the model's tensors. Those that the installed onnxruntime lacks
-            are refused. Stored as a tuple, options as pairs. An :class:`ORTModule` and ``torch.compile``
-            take those alone that compute in the CPU's memory, the former CUDA's where it may be tried. In
-            the environment: names with commas between, or the list in JSON.
-        mode: ``"default"``, or ``"max"`` for the fastest steps of an :class:`ORTModule` at the price of a
-            longer start and more memory: `fuse`, `inline_functions` and `autotune` are on, and backward
-            recomputes nothing that costs time. Each of the three is ``None`` by default and then follows the
-            mode; ``True`` or ``False`` overrides it. Files stay as they are.
-        calibrate: Have an :class:`ORTModule` run each operator in the library that was measured to be faster
-            on this machine, ONNX Runtime or PyTorch: by ``python -m torch2ort calibrate``, by an earlier
-            start, or by this one in a tenth of its time. What is not measured follows the rule by processor
-            that ships, and so does all with ``False``, with `deterministic`, and without the export cache.
-        fuse: Have torch's inductor compile what lies between products, convolutions and Functions into one
-            kernel a region. It takes a C++ compiler and seconds a region, once a machine: what was compiled
-            is kept in the export cache. Without a compiler operators run one by one, with a warning. Results
-            differ from those without by rounding.
-        inline_functions: Put the operators of each Function that torch traces without data in the place of
-            its calls, as :func:`register_inline` does for one. Those that cannot be, or have an exporter,
-            stay as they are; the log says why at ``"info"``. The code of Functions is part of a graph then.
-        autotune: Have each large operator run in the way that is fastest here: ONNX Runtime's operator,
-            PyTorch's kernel, or another form of it, timed while a model is built, for 10 seconds at most, and
-            kept in the export cache. Results differ from those without by rounding. With ``deterministic`` it
-            needs the export cache, so that every process decides alike.
+            an error if they differ.
+        deterministic: Use deterministic kernels of ONNX Runtime.
+        guards: Treatment of objects that ``forward`` reads and that :class:`torch2ort.ORTModule` cannot
+            compare before each call (``eval``, an iterator, a large NumPy array): ``"complete"`` refuses them
+            by name; ``"trust"`` assumes that they are unchanged since the export.
+        providers: Execution providers of onnxruntime for each session, in the order of preference: a list of
+            names, or of (name, options) pairs. ``None`` means the CPU, and for an
+            :class:`torch2ort.ORTModule` the device of the model's tensors. Providers that the installed
+            onnxruntime lacks are refused. Stored as a tuple, options as pairs. An
+            :class:`torch2ort.ORTModule` and ``torch.compile`` only support providers that compute in the
+            CPU's memory; an ORTModule also supports CUDA where it may be tried. In the environment: names
+            separated by commas, or the list in JSON.
+        mode: ``"default"``, or ``"max"`` for the fastest steps of an :class:`torch2ort.ORTModule`, at the
+            cost of a longer start and more memory: `fuse`, `inline_functions` and `autotune` are on, and
+            backward recomputes nothing that costs time. Each of the three is ``None`` by default and then
+            follows the mode; ``True`` or ``False`` overrides it. Saved files do not depend on the mode.
+        calibrate: Run each operator of an :class:`torch2ort.ORTModule` in the library that was measured to be
+            faster on this machine, ONNX Runtime or PyTorch. The measurement is that of ``python -m torch2ort
+            calibrate``, of an earlier start, or of this start, in a tenth of its time. Operators without a
+            measurement follow the built-in rule for the processor, as do all operators with ``False``, with
+            `deterministic`, and without the export cache.
+        fuse: Compile the operators between products, convolutions and Functions by torch's inductor, into one
+            kernel per region. This needs a C++ compiler, and takes seconds per region, once per machine:
+            compiled regions are stored in the export cache. Without a compiler, operators run one by one,
+            with a warning. Results differ by rounding from those without `fuse`.
+        inline_functions: Replace the calls of each Function that torch can trace without data by the
+            operators of the Function, as :func:`torch2ort.register_inline` does for one Function. Functions
+            that cannot be traced or have an exporter are still called; the reason is logged at ``"info"``.
+            The graph then depends on the code of the Functions.
+        autotune: Run each large operator in the fastest way on this machine: ONNX Runtime's operator,
+            PyTorch's kernel, or another form of it. The ways are timed while a model is built, for at most 10
+            seconds, and the result is stored in the export cache. Results of steps differ by rounding from
+            those without `autotune`. With ``deterministic`` it needs the export cache, so that all processes
+            choose the same way.
 
     Raises:
         OptionError: An unknown field, or a value that is not allowed, in an argument or in the
@@ -112,7 +116,7 @@ class Options:
     autotune: bool | None = None
 
     def __new__(cls, *args: object, **fields: object) -> Self:
-        """Reject unknown fields before the generated ``__init__`` would with a ``TypeError``."""
+        """Reject unknown fields, for which the generated ``__init__`` would raise a ``TypeError``."""
         for name in fields:
             refuse_removed(name)
             if name not in _RULES:
@@ -120,7 +124,7 @@ class Options:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Validate every field, the environment's values in place of the given ones."""
+        """Validate every field; values of the environment replace the given ones."""
         environment = _environment(os.environ)
         for name, rule in _RULES.items():
             if name in environment:
@@ -130,7 +134,7 @@ class Options:
             object.__setattr__(self, name, value)
 
     def is_on(self, switch: str) -> bool:
-        """Whether `fuse`, `inline_functions` or `autotune` is on, by its own value or by the mode.
+        """Return True if `fuse`, `inline_functions` or `autotune` is on, by its own value or by the mode.
 
         Args:
             switch: Name of the field.
@@ -139,7 +143,7 @@ class Options:
         return self.mode == "max" if value is None else bool(value)
 
     def asker(self, switch: str) -> str:
-        """The field and value that a switch which is on is on by, as an error message names them."""
+        """Return the field and value by which a switch is on, for error messages."""
         return f"{switch!r} is True" if getattr(self, switch) else f"'mode' is {self.mode!r}"
 
 
@@ -147,21 +151,21 @@ def refuse_removed(name: str) -> None:
     """Refuse an option of earlier versions.
 
     Raises:
-        OptionError: names it.
+        OptionError: the option was removed; names it.
     """
     if name in _REMOVED:
         raise OptionError(f"Option {name!r} was removed, {_REMOVED[name]}; leave it out.")
 
 
 def with_arguments(options: Options | None, **arguments: Any) -> Options:
-    """Return `options` with those of `arguments` in place that are not ``None``.
+    """Return `options` with its fields replaced by those `arguments` that are not ``None``.
 
     Args:
         options: The settings to start from; ``None`` means the defaults.
-        arguments: Fields of :class:`Options` that a function also takes as arguments of its own.
+        arguments: Fields of :class:`Options` that are also arguments of a function.
 
     Raises:
-        OptionError: As :class:`Options` does, and for `options` of another type.
+        OptionError: A value is not allowed, or `options` is not an :class:`Options`.
     """
     if options is None:
         options = Options()
@@ -174,7 +178,7 @@ def with_arguments(options: Options | None, **arguments: Any) -> Options:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the option values that `environ` holds, by field name."""
+    """Return the values of options in `environ`, by field name."""
     values = {}
     for variable, text in environ.items():
         if not variable.startswith(_ENV_PREFIX) or variable in _RESERVED_ENV:
@@ -197,10 +201,10 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """What one field accepts: `convert` returns the stored value, or raises ``ValueError``.
+    """The values that one field accepts: `convert` returns the stored value, or raises ``ValueError``.
 
-    The error's text, if it has one, goes on with a sentence that the field's name begins. An optional field
-    takes ``None``, and `empty` for an empty variable of the environment.
+    The error's text, if it has one, continues a sentence that begins with the field's name. An optional field
+    accepts ``None``; an empty variable of the environment sets it to `empty`.
     """
 
     convert: Callable[[Any], Any]
@@ -259,7 +263,7 @@ def _one_of(allowed: tuple[str, ...]) -> Callable[[Any], str]:
 
 def _integer(minimum: int) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
-        # bool is an int to Python, but True threads is a slip.
+        # bool is a subclass of int, but a bool for a number is a mistake.
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise ValueError
         return value

@@ -1,4 +1,4 @@
-"""Execution providers of onnxruntime: how a user writes them, which there are here, what brings another."""
+"""Execution providers of onnxruntime: their notation, the available ones, and the packages of others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
-# A name, or a name with its options, each a pair, so that it can be hashed.
+# A name, or a name with its options as pairs, which can be hashed.
 Provider = str | tuple[str, tuple[tuple[str, str], ...]]
 
-# What pip installs in the place of onnxruntime, by provider.
+# Provider -> the package that contains it, to be installed instead of onnxruntime.
 _PACKAGES = {
     "AzureExecutionProvider": "onnxruntime",
     "CUDAExecutionProvider": "onnxruntime-gpu",
@@ -25,23 +25,23 @@ _PACKAGES = {
 
 
 def written(text: str) -> Any:
-    """Providers as an environment variable has them: names with commas between, or a list in JSON.
+    """Return the providers in the text of an environment variable: names separated by commas, or a JSON list.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: the text is not valid JSON.
     """
     return json.loads(text) if text.lstrip().startswith("[") else [one.strip() for one in text.split(",")]
 
 
 def checked(given: Any) -> tuple[Provider, ...]:
-    """Providers that are written as onnxruntime takes them, and that it has here.
+    """Check that providers are in the form that onnxruntime takes, and are available; return them as a tuple.
 
     Args:
         given: a list of names or of (name, options) pairs.
 
     Raises:
-        ValueError: they are not; says of one that is missing what brings it, and nothing of one that is
-            written otherwise.
+        ValueError: the check failed. The message names the package of a missing provider; it is empty for a
+            wrong form.
     """
     if not isinstance(given, (list, tuple)) or not given:
         raise ValueError
@@ -62,7 +62,7 @@ def _checked(one: Any) -> Provider:
     pairs = tuple(one[1].items()) if isinstance(one[1], Mapping) else one[1]
     if not isinstance(pairs, tuple) or not all(map(_is_option, pairs)):
         raise ValueError
-    # onnxruntime makes texts of the values, too.
+    # onnxruntime converts the values to texts, too.
     return (one[0], tuple((key, str(value)) for key, value in pairs))
 
 
@@ -73,15 +73,15 @@ def _is_option(pair: Any) -> bool:
 
 
 def name_of(one: Any) -> str:
-    """The name of a provider that stands there with or without options."""
+    """Return the name of a provider with or without options."""
     return str(one if isinstance(one, str) else one[0])
 
 
 def refuse_absent(names: Sequence[str]) -> None:
-    """Refuse what the installed onnxruntime has not: it would say a line, and run on the CPU.
+    """Refuse providers that the installed onnxruntime lacks: it would only print a line, and run on the CPU.
 
     Raises:
-        ValueError: names the first, those that are here, and what brings it.
+        ValueError: a provider is missing; names the first one, the available ones, and its package.
     """
     try:
         onnxruntime = importlib.import_module("onnxruntime")
@@ -93,20 +93,20 @@ def refuse_absent(names: Sequence[str]) -> None:
         if name in available:
             continue
         if name not in _PACKAGES and name not in onnxruntime.get_all_providers():
-            raise ValueError(f"names {name!r}, which is no execution provider; {here}")
+            raise ValueError(f"names {name!r}, which is not an execution provider; {here}")
         package = _PACKAGES.get(name)
         brings = (
-            f"the package {package} brings it, in an environment without another onnxruntime"
+            f"the package {package} contains it, in an environment without another onnxruntime"
             if package
-            else "https://onnxruntime.ai/docs/execution-providers says which build of onnxruntime brings it"
+            else "https://onnxruntime.ai/docs/execution-providers says which build of onnxruntime contains it"
         )
-        raise ValueError(f"names {name!r}, which is not here: {here}; {brings}")
+        raise ValueError(f"names {name!r}, which is not available: {here}; {brings}")
 
 
 def session_providers(providers: Sequence[Provider] | None) -> list[Any]:
-    """Providers in the form that a session takes; ``None`` is the CPU.
+    """Return providers in the form that a session takes; ``None`` means the CPU.
 
     Args:
-        providers: what :func:`checked` returned.
+        providers: as :func:`checked` returned them.
     """
     return [one if isinstance(one, str) else (one[0], dict(one[1])) for one in providers or (CPU,)]

@@ -1,4 +1,4 @@
-"""Calls as torch.onnx.export takes them: refused, with the call to write instead."""
+"""Refusal of calls with arguments of torch.onnx.export; the error has the call to write instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _R = TypeVar("_R")
 
 _STAGES = "options=torch2ort.Options(save_onnx_dir=...) writes the graph of each stage"
 
-# Arguments of torch.onnx.export's, and what stands for them; those that a call is made of are not here.
+# Arguments of torch.onnx.export -> their replacement; without those from which the suggested call is made.
 _INSTEAD: Mapping[str, str] = {
     "artifacts_dir": _STAGES,
     "autograd_inlining": "Functions are never inlined",
@@ -29,25 +29,25 @@ _INSTEAD: Mapping[str, str] = {
     "dynamo": "torch.export is always used",
     "export_modules_as_functions": "a graph is flat",
     "export_params": "the weights are always part of the model",
-    "external_data": "save() puts weights beside the file where they pass 2 GiB",
+    "external_data": "save() writes weights to a file beside the model if they exceed 2 GiB",
     "fallback": "there is no other exporter to fall back to",
     "keep_initializers_as_inputs": "the weights are initializers",
     "operator_export_type": "an operator without a translation is refused by name",
-    "optimize": "ONNX Runtime optimises the graph when it makes a session",
-    "profile": "what an export spends is logged by options=torch2ort.Options(log_level='info')",
+    "optimize": "ONNX Runtime optimizes the graph when it makes a session",
+    "profile": "the time of an export is logged by options=torch2ort.Options(log_level='info')",
     "report": "the report of an export is logged by options=torch2ort.Options(log_level='devinfo')",
-    "verbose": "what an export does is logged by options=torch2ort.Options(log_level='info')",
-    "verify": "compare what the exported model returns, exported(...), with what the model returns",
+    "verbose": "the stages of an export are logged by options=torch2ort.Options(log_level='info')",
+    "verify": "compare the result of the exported model, exported(...), with that of the model",
 }
 _OF_A_CALL = ("args", "f", "opset_version", "dynamic_axes", "input_names", "output_names")
 
 
 def refuses_habits(export: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate :func:`torch2ort.export`: a call as torch.onnx.export takes it gets the call to write instead.
+    """Decorate :func:`torch2ort.export` to refuse a call of torch.onnx.export with the call to write instead.
 
-    Raises of a call:
-        ExportError: it is such a call.
-        OptionError: it gives :class:`torch2ort.Options` by position.
+    Calls raise:
+        ExportError: the call has arguments of torch.onnx.export.
+        OptionError: the call passes :class:`torch2ort.Options` by position.
     """
 
     @functools.wraps(export)
@@ -66,11 +66,11 @@ def refuses_habits(export: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def options_by_name(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate a function of a model and a sample: what a call gives by position behind these is refused.
+    """Decorate a function of a model and a sample to refuse further arguments by position.
 
-    Raises of a call:
-        OptionError: it is :class:`torch2ort.Options`.
-        ExportError: it is anything else.
+    Calls raise:
+        OptionError: the argument is :class:`torch2ort.Options`.
+        ExportError: the argument is any other object.
     """
 
     @functools.wraps(function)
@@ -89,7 +89,7 @@ def _refuse_position(name: str, given: Any) -> NoReturn:
             f"options=torch2ort.Options(...))"
         )
     raise ExportError(
-        f"{name} takes two arguments by position, a model and a sample, and got {given!r} behind them; give "
+        f"{name} takes two arguments by position, a model and a sample, and got {given!r} after them; pass "
         f"that by its name"
     )
 
@@ -111,7 +111,7 @@ def _refuse(args: tuple[Any, ...], kwargs: Mapping[str, Any], foreign: Sequence[
 
 
 def _call(model: Any, path: Any, kwargs: Mapping[str, Any]) -> str:
-    """The call that does what was asked for."""
+    """Return the call of torch2ort that replaces a call of torch.onnx.export."""
     parameters = list(inspect.signature(model.forward).parameters) if hasattr(model, "forward") else []
     names = list(kwargs.get("input_names") or ())
     given = dict(zip(names, parameters, strict=False))
@@ -137,7 +137,7 @@ def _call(model: Any, path: Any, kwargs: Mapping[str, Any]) -> str:
 def _shapes(
     axes: Mapping[str, Any], parameters: Mapping[str, str], outputs: set[str]
 ) -> Iterator[tuple[str, Any]]:
-    """``dynamic_axes`` as ``dynamic_shapes``; sizes of outputs follow from those of inputs."""
+    """Yield ``dynamic_axes`` as ``dynamic_shapes``; sizes of outputs follow from those of inputs."""
     for name, dimensions in axes.items():
         if name in outputs or (parameters and name not in parameters):
             continue
@@ -147,7 +147,7 @@ def _shapes(
 
 
 def _outputs(names: list[str]) -> dict[str, str]:
-    """What outputs are called: the only one, or those of a tuple."""
+    """Return the new names of outputs: of the only one, or of those of a tuple."""
     if len(names) == 1:
         return {"output": names[0]} if names[0] != "output" else {}
     return {str(i): name for i, name in enumerate(names)}
@@ -158,9 +158,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _say_of_list(error: Exception) -> None:
-    """Add to an error of a call whose sample is a list that a list is one argument."""
+    """Add a note to the error of a call whose sample is a list: a list is one argument."""
     said = (
-        "The sample is a list, which is one argument of forward. If its entries are the arguments, give a "
+        "The sample is a list, which is one argument of forward. If its entries are the arguments, pass a "
         "tuple: torch2ort.export(model, tuple(sample))"
     )
     if sys.version_info >= (3, 11):

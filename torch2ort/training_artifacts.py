@@ -1,4 +1,4 @@
-"""What an export of a training step gives."""
+"""The result of an export of a training step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch2ort.artifacts.read_training_json import CHECKPOINT, DESCRIPTION, Desc
 
 
 class TrainingArtifacts:
-    """A training step as ONNX graphs, with the state that it starts from.
+    """A training step as ONNX graphs, with its initial state.
 
     Attributes:
         models: file name -> graph.
-        state: name in a checkpoint -> first value.
-        description: what ``training.json`` says.
+        state: name in a checkpoint -> initial value.
+        description: the contents of ``training.json``.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class TrainingArtifacts:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the files of the training step.
 
-        ``train_step.onnx`` does a whole step; ``training_model.onnx``, ``eval_model.onnx`` and
-        ``optimizer_model.onnx`` do its parts, for accumulated gradients; ``checkpoint.safetensors`` is what
-        it starts from; ``training.json`` says what is what.
+        ``train_step.onnx`` computes a complete step; ``training_model.onnx``, ``eval_model.onnx`` and
+        ``optimizer_model.onnx`` compute its parts, for accumulated gradients; ``checkpoint.safetensors``
+        contains the initial state; ``training.json`` describes the other files.
 
         Args:
-            folder: where; it is made where it is not there, and files of these names are replaced.
+            folder: the folder; it is created if it does not exist, and existing files are replaced.
 
         Raises:
             OSError: a file cannot be written.

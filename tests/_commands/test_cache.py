@@ -108,7 +108,7 @@ def test_a_folder_is_needed(action, capsys, tmp_path):
         "the cache is switched off: pass --dir FOLDER, or unset TORCH2ORT_CACHE_DIR\n"
     )
     assert main(["cache", "--dir", str(tmp_path / "none"), action]) == 1
-    assert capsys.readouterr().err == f"{tmp_path / 'none'} is no folder\n"
+    assert capsys.readouterr().err == f"{tmp_path / 'none'} is not a folder\n"
 
 
 def test_a_miss_is_explained_at_info_level(cache, caplog):

@@ -46,7 +46,7 @@ def test_equal_runs_are_the_same(run, model, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 steps in common, 0 to 1, 12 tensors"
     assert lines[1].startswith(
-        "the runs are the same: no difference above 0.0001; the greatest, 0.0e+00, is at"
+        "the runs are the same: no difference above 0.0001; the largest, 0.0e+00, is at"
     )
 
 
@@ -56,7 +56,7 @@ def test_the_first_module_that_differs_is_named(run, model, tmp_path, capsys):
         other.second.weight[0, 0] += 1
     assert main(["compare", run, _run(other, tmp_path / "b")]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "the runs part in step 0 at second (Linear), forward, output 0"
+    assert lines[1] == "the runs first differ in step 0 at second (Linear), forward, output 0"
     assert lines[2].startswith("  A: float32 [2, 3], min ")
     assert [line.split("  ")[-1] for line in lines if line.startswith(">")] == [
         "second (Linear), forward, output 0"
@@ -80,7 +80,7 @@ def test_a_difference_of_backward_alone_is_found(run, model, tmp_path, capsys):
     other = Other()
     other.load_state_dict(model.state_dict())
     assert main(["compare", run, _run(other, tmp_path / "b")]) == 1
-    expected = "the runs part in step 0 at first (Linear), backward, output 0"
+    expected = "the runs first differ in step 0 at first (Linear), backward, output 0"
     assert capsys.readouterr().out.splitlines()[1] == expected
 
 
@@ -110,14 +110,14 @@ def test_it_draws_a_picture(run, model, tmp_path, capsys):
 def test_models_that_are_not_alike_are_an_error(run, model, tmp_path, capsys):
     assert main(["compare", _run(model, tmp_path / "b", depth=0), run]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"step 0: {run} has statistics that {tmp_path / 'b'} has not, of first (Linear)")
+    assert error.startswith(f"step 0: {run} has statistics that {tmp_path / 'b'} lacks, of first (Linear)")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "{0}: no statistics; expected files step_000000.jsonl that a StatisticsSubscriber wrote\n"),
-        ("{{}}", "{0}/step_000000.jsonl, line 1: no record of a StatisticsSubscriber ('shape')\n"),
+        ("{{}}", "{0}/step_000000.jsonl, line 1: not a record of a StatisticsSubscriber ('shape')\n"),
     ],
 )
 def test_a_folder_without_statistics_is_an_error(run, tmp_path, capsys, content, message):

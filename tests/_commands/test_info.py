@@ -194,7 +194,7 @@ def test_what_cannot_be_read_is_said_on_stderr(saved, tmp_path, capsys):
         (broken, "not a readable ONNX model"),
         (damaged, "PythonOp tests.support.functions.Affine: its attribute 'site' is damaged"),
         (missing, "there is no such file"),
-        (empty, "it holds no graph: the file is empty, cut off or no ONNX model"),
+        (empty, "it contains no graph: the file is empty, truncated or not an ONNX model"),
     ):
         assert main(["info", str(path)]) == 1
         captured = capsys.readouterr()

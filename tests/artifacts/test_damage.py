@@ -60,7 +60,7 @@ def test_a_checkpoint_that_ends_early_is_refused_and_changes_nothing(folder, bat
     path.write_bytes((folder / "checkpoint.safetensors").read_bytes()[:-8])
     session = TrainingSession(folder)
     before = session.parameters()
-    with pytest.raises(ModelLoadError, match="damaged, or no checkpoint"):
+    with pytest.raises(ModelLoadError, match="damaged, or not a checkpoint"):
         session.load_checkpoint(path)
     np.testing.assert_array_equal(session.parameters()["last.bias"], before["last.bias"])
 
@@ -111,6 +111,6 @@ def test_metadata_that_is_damaged_is_refused_and_changes_nothing(folder, wrong):
     session = TrainingSession(folder)
     path = folder / "other.safetensors"
     save_file(load_file(folder / "checkpoint.safetensors"), path, {"step": "3", **wrong})
-    with pytest.raises(ModelLoadError, match="damaged: its metadata is no checkpoint's"):
+    with pytest.raises(ModelLoadError, match="damaged: its metadata is not that of a checkpoint"):
         session.load_checkpoint(path)
     assert (session.steps, session.seed, session.lr) == (0, 0, 0.01)

@@ -188,7 +188,7 @@ def test_a_provider_that_onnxruntime_lacks_is_refused_and_the_cpu_does_not_take_
     with pytest.raises(OptionError) as raised:
         TrainingSession(folder, ["CPUExecutionProvider", "AbacusExecutionProvider"])
     assert str(raised.value) == (
-        f"providers names 'AbacusExecutionProvider', which is no execution provider; onnxruntime "
+        f"providers names 'AbacusExecutionProvider', which is not an execution provider; onnxruntime "
         f"{onnxruntime.__version__} has {', '.join(available)} here"
     )
 

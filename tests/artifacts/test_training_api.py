@@ -232,7 +232,7 @@ def test_the_optimizers_first_state_lies_beside_the_module(folder, elsewhere, tm
     assert str(caught.value) == (
         f"include_optimizer_state=False: the optimizer's state before the first step is in "
         f"checkpoint.safetensors beside training_model.onnx, and {elsewhere[0].parent} has none. Make a "
-        f"Module of the state first, which says where"
+        f"Module of the state first, which names that folder"
     )
     Module(folder / "training_model.onnx", state)
     CheckpointState.save_checkpoint(state, tmp_path / "fresh", include_optimizer_state=False)

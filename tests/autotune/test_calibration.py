@@ -97,7 +97,7 @@ def test_the_command_prints_what_it_measured_and_keeps_it(capsys, monkeypatch):
 def test_showing_what_was_never_measured_is_refused(capsys):
     assert main(["calibrate", "--show"]) == 1
     assert capsys.readouterr().err == (
-        "error: no calibration is kept for this processor, these versions and threads; measure one with "
+        "error: no calibration is stored for this processor, these versions and threads; measure one with "
         "python -m torch2ort calibrate\n"
     )
 
@@ -107,7 +107,7 @@ def test_a_command_that_can_keep_nothing_says_so(capsys, monkeypatch):
     monkeypatch.setenv("TORCH2ORT_CACHE_DIR", "")
     assert main(["calibrate"]) == 1
     assert capsys.readouterr().err.startswith(
-        "error: the calibration is not kept, as there is no cache folder"
+        "error: the calibration is not stored, as there is no cache folder"
     )
 
 

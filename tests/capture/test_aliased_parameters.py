@@ -86,11 +86,9 @@ def test_a_parameter_that_is_none_of_the_models_is_refused():
         torch2ort.ORTModule(Uses())(torch.ones(2, 4))
     assert str(caught.value).startswith(f"Uses: {__file__}:")
     assert str(caught.value).endswith(
-        "in forward (return self.layer(x) * OUTSIDE) uses a tensor that requires a gradient and is no "
-        "parameter "
-        "of the model, so that a graph would give it none. Make it a parameter of the model, or pass it as "
-        "an "
-        "argument"
+        "in forward (return self.layer(x) * OUTSIDE) uses a tensor that requires a gradient and is not a "
+        "parameter of the model, so a graph would not compute its gradient. Make it a parameter of the "
+        "model, or pass it as an argument"
     )
 
 
@@ -107,9 +105,9 @@ def test_it_is_refused_in_a_model_that_trains_nothing_of_its_own():
         torch2ort.ORTModule(Teacher())(torch.ones(2, 4))
     assert str(caught.value).startswith(f"Teacher: {__file__}:")
     assert str(caught.value).endswith(
-        "in forward (return self.held[0](x)) uses a tensor that requires a gradient and is no parameter of "
-        "the model, so that a graph would give it none. Make it a parameter of the model, or pass it as an "
-        "argument"
+        "in forward (return self.held[0](x)) uses a tensor that requires a gradient and is not a "
+        "parameter of the model, so a graph would not compute its gradient. Make it a parameter of the "
+        "model, or pass it as an argument"
     )
 
 

@@ -137,8 +137,8 @@ def test_selections_of_one_size_meet_like_in_eager(body):
 def test_selections_of_two_sizes_raise_where_one_would_be_broadcast():
     module = wrapped(Model(lambda m, h, k: h[k].exp() * torch.arange(1, 5)[:, None]))
     message = (
-        "two sizes that values in tensors decide are 1 and 4, and the graph of the model is for equal ones, "
-        "with nothing broadcast along them. Select with one mask what is to have one size, or put the part "
+        "two sizes that depend on values in tensors are 1 and 4, and the graph of the model is for equal "
+        "ones, with nothing broadcast along them. Select tensors of one size with one mask, or put the part "
         "of the model that takes both into a torch.autograd.Function"
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):

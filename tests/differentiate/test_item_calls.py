@@ -158,15 +158,16 @@ ELSEWHERE = {
         lambda h, n: h * (n.item() * 2),
         2**62,
         OverflowError,
-        "a number that the model computes of one that it reads out of a tensor is 9223372036854775808, and a "
-        "graph holds integers of 64 bits; compute it with floating-point numbers",
+        "a number that the model computes from one that it reads out of a tensor is 9223372036854775808, and "
+        "a graph holds integers of 64 bits; compute it with floating-point numbers",
     ),
     "a complex number": (
         lambda h, n: h * n.double().item() ** 0.5,
         -4,
         TypeError,
-        f"a number that the model computes of one that it reads out of a tensor is {(-4.0) ** 0.5}, of type "
-        "complex, and its graph was traced for float; compute it of tensors, as x.max() without .item()",
+        f"a number that the model computes from one that it reads out of a tensor is {(-4.0) ** 0.5}, of "
+        "type complex, and its graph was traced for float; compute it with tensors, as x.max() without "
+        ".item()",
     ),
 }
 

@@ -376,7 +376,7 @@ def test_no_mode_says_nothing() -> None:
         ("epilogue", True, "Option 'epilogue' does not exist for torch.compile"),
         ("opset", 9, "Option 'opset' is 9; allowed is an integer of at least 18"),
         ("engine", "joint", "Option 'engine' was removed, as there is one engine; leave it out."),
-        ("providers", ["TPU"], "Option 'providers' names 'TPU', which is no execution provider; onnxruntime"),
+        ("providers", ["TPU"], "Option 'providers' names 'TPU', which is not an execution provider;"),
         ("verify", True, "Option 'verify' does not exist for torch.compile"),
         ("fuse", True, "Option 'fuse' does not exist for torch.compile"),
         ("autotune", True, "Option 'autotune' does not exist for torch.compile"),

@@ -415,7 +415,7 @@ class MadeInside(torch.nn.Module):
         pytest.param(
             WithObject,
             "tests.exports.test_export_cache.TakesAnything: argument 1 is <an object of type Thing, not "
-            "stored in the file>, and exists in this process alone.",
+            "stored in the file>, and exists only in this process.",
             id="object argument",
         ),
         pytest.param(
@@ -451,7 +451,7 @@ def test_graphs_of_every_stage_are_made_when_asked_for(cache, tmp_path):
         options = torch2ort.Options(save_onnx_dir=tmp_path / "stages")
         exported = torch2ort.export(torch.nn.Linear(4, 2), X, options=options)
         assert exported.cache.bypass_reason == (
-            "save_onnx_dir asks for the graph of every stage, which only an export makes."
+            "save_onnx_dir requests the graph of every stage, which only an export makes."
         )
 
 

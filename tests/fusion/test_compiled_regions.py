@@ -344,10 +344,10 @@ def test_a_library_that_computes_something_else_is_not_used(libraries, monkeypat
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        (fails, "run ends in RuntimeError: no g++\nand more"),
+        (fails, "run raised RuntimeError: no g++\nand more"),
         (lambda tensors: [], "outputs are 0, not 1"),
         (lambda tensors: [tensors[0].tanh().tanh().double()],
-         "output 0 has another type, shape or order than that of PyTorch's kernels"),
+         "output 0 has another type, shape or layout than that of PyTorch's kernels"),
         (lambda tensors: [tensors[0].tanh().tanh().nan_to_num()],
          "output 0 differs from that of PyTorch's kernels"),
     ],

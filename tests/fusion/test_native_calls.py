@@ -167,8 +167,8 @@ def refusal(sizes: tuple[int, ...], wanted: str) -> str:
     """The message for a tensor of other sizes than the wanted ones."""
     return (
         f"tensor 0 of a fused region is torch.float32 of shape {list(sizes)}, but it was compiled for "
-        f"torch.float32 of shape {wanted}, contiguous. A Function of the model gave another shape or type "
-        f"than when it was exported. With Options(fuse=False) operators run one by one"
+        f"torch.float32 of shape {wanted}, contiguous. A Function of the model returned another shape or "
+        f"type than when it was exported. With Options(fuse=False) operators run one by one"
     )
 
 

@@ -65,7 +65,7 @@ def test_tensors_that_it_is_not_for_are_refused(tensor, said):
         decode_region(norm()).check([tensor, BIAS])
     assert str(error.value) == (
         f"tensor 0 of a fused region is {said}, but it was compiled for torch.float32 of shape [3, 4], "
-        f"contiguous. A Function of the model gave another shape or type than when it was exported. With "
+        f"contiguous. A Function of the model returned another shape or type than when it was exported. With "
         f"Options(fuse=False) operators run one by one"
     )
 
@@ -100,8 +100,8 @@ def test_sizes_that_do_not_fit_each_other_are_refused(shape):
     given, wanted = (list(shape), "[2*n0, 4]") if position else ([2, 3, 4], "[n0, n1, 4]")
     assert str(error.value) == (
         f"tensor {position} of a fused region is torch.float32 of shape {given}, but it was compiled for "
-        f"torch.float32 of shape {wanted}, contiguous. A Function of the model gave another shape or type "
-        f"than when it was exported. With Options(fuse=False) operators run one by one"
+        f"torch.float32 of shape {wanted}, contiguous. A Function of the model returned another shape or "
+        f"type than when it was exported. With Options(fuse=False) operators run one by one"
     )
 
 

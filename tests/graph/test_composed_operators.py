@@ -155,5 +155,5 @@ def test_a_node_that_no_operator_stands_for_is_refused(tmp_path: Path) -> None:
         entry = next(p for p in node.metadata_props if p.key == "torch2ort.composed")
         entry.value = entry.value.replace('"Sigmoid"', '"If"')
 
-    with pytest.raises(torch2ort.ModelLoadError, match="a node that no operator stands for"):
+    with pytest.raises(torch2ort.ModelLoadError, match="a node that no operator replaces"):
         torch2ort.load(damaged(tmp_path, change))

@@ -65,7 +65,7 @@ def test_a_file_that_lost_a_mark_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError) as caught:
         torch2ort.load(file)
     assert str(caught.value) == (
-        f'{file}: its nodes that say how PyTorch computes them are [], and were ["{pool.name}"] when it was '
+        f'{file}: its nodes marked to run as in PyTorch are [], and were ["{pool.name}"] when it was '
         f"saved: it was changed by another tool. Export the model again, or open it in a plain "
         f"onnxruntime.InferenceSession, which computes them as ONNX Runtime does"
     )

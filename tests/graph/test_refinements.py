@@ -130,7 +130,7 @@ def test_an_operator_that_onnx_lacks_is_told_with_its_line() -> None:
     line = f"tests/graph/test_refinements.py:{Factored.forward.__code__.co_firstlineno + 1}"
     assert [str(warning.message) for warning in caught] == [
         f"ONNX has no operators for torch.ops.aten.linalg_cholesky ({line}): the graph calls PyTorch's "
-        f"kernels, which a plain onnxruntime.InferenceSession finds in torch2ort's library alone. Run the "
+        f"kernels, which a plain onnxruntime.InferenceSession finds only in torch2ort's library. Run the "
         f"file with torch2ort.load, or register a translation with torch2ort.register_symbolic"
     ]
 

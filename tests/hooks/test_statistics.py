@@ -160,7 +160,7 @@ def test_overwrite_replaces_it(tmp_path):
 
 def test_one_subscriber_takes_one_model(tmp_path):
     subscriber = StatisticsSubscriber(tmp_path)
-    message = "^StatisticsSubscriber: it is subscribed to a model already; make another one for this model.$"
+    message = "^StatisticsSubscriber: it is already subscribed to a model; make another one for this model.$"
     with (
         subscribe(Model(), [subscriber]),
         pytest.raises(torch2ort.OptionError, match=message),

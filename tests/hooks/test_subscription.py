@@ -190,7 +190,7 @@ def test_the_end_of_a_call_is_outside_of_the_graph():
 )
 def test_what_is_no_subscriber_is_refused(subscribers, given):
     message = (
-        f"^subscribe: there is {given}; expected a list of objects of classes below "
+        f"^subscribe: there is {given}; expected a list of objects of subclasses of "
         f"torch2ort.hooks.SubscriberBase.$"
     )
     with pytest.raises(torch2ort.OptionError, match=message):
@@ -199,7 +199,7 @@ def test_what_is_no_subscriber_is_refused(subscribers, given):
 
 def test_a_subscriber_outside_of_a_list_is_refused():
     message = (
-        "^subscribe: the subscribers are a SubscriberBase; expected a list of objects of classes below "
+        "^subscribe: the subscribers are a SubscriberBase; expected a list of objects of subclasses of "
         "torch2ort.hooks.SubscriberBase.$"
     )
     with pytest.raises(torch2ort.OptionError, match=message):
@@ -215,7 +215,7 @@ def test_numbers_are_checked(field):
 
 def test_an_empty_range_of_steps_is_refused():
     message = (
-        "^SubscriberBase: end_step is 3, and the first step is 3; end_step is the number of the step behind "
+        "^SubscriberBase: end_step is 3, and the first step is 3; end_step is the number of the step after "
         "the last one.$"
     )
     with pytest.raises(torch2ort.OptionError, match=message):

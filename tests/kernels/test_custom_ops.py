@@ -214,12 +214,12 @@ REFUSED = {
     "count": (
         lambda m, h: ops.count(h)[0],
         "returns (Tensor, int), and a graph takes tensors, or one list of tensors. Register one that returns "
-        "tensors alone, with numbers as tensors without a dimension",
+        "only tensors, with numbers as tensors without dimensions",
     ),
     "nothing": (
         lambda m, h: (ops.nothing(h), h)[1],
-        "returns (), and a graph takes tensors, or one list of tensors. Register one that returns tensors "
-        "alone, with numbers as tensors without a dimension",
+        "returns (), and a graph takes tensors, or one list of tensors. Register one that returns only "
+        "tensors, with numbers as tensors without dimensions",
     ),
 }
 
@@ -266,8 +266,8 @@ def test_a_fake_kernel_that_is_wrong_is_told_in_the_first_run(operator, given, r
     with pytest.raises(EngineError) as caught:
         module(torch.ones(3, 4))
     assert str(caught.value) == (
-        f"{name}: result 0 is a tensor of {given}, but its kernel for tensors without data says "
-        f"torch.float32 and [3, 4]. Correct what torch.library.register_fake({name!r}) was given"
+        f"{name}: result 0 is a tensor of {given}, but its kernel for tensors without data returns "
+        f"torch.float32 and [3, 4]. Correct the function passed to torch.library.register_fake({name!r})"
     )
 
 
@@ -278,7 +278,7 @@ def test_random_numbers_that_no_tag_tells_of_are_told_in_the_first_run(gradients
         module(torch.ones(3, 4))
     assert str(caught.value) == (
         "kernels_tests::noisy_untagged: its kernel draws random numbers, which its registration does not "
-        "say, so that a graph may run it out of turn, or once for two calls. Register "
+        "declare, so a graph may reorder it, or merge two calls. Register "
         "'kernels_tests::noisy_untagged' with tags=(torch.Tag.nondeterministic_seeded,)"
     )
 

@@ -31,8 +31,8 @@ def test_on_a_gpu_it_is_refused() -> None:
     with pytest.raises(UnsupportedOperatorError) as caught:
         stand_in(torch.lstm, called_with("cuda"), onednn=True)
     assert str(caught.value) == (
-        "lstm was called on cuda:0 under torch.autocast, whose types of a recurrent net on a GPU were not "
-        "tried. Call it in a block `with torch.autocast('cuda', enabled=False):`"
+        "lstm was called on cuda:0 under torch.autocast, whose types of a recurrent net on a GPU are "
+        "untested. Call it in a block `with torch.autocast('cuda', enabled=False):`"
     )
 
 

@@ -40,6 +40,6 @@ def test_another_text_is_no_formula(formula):
 
 def test_a_number_outside_of_a_tensors_raises():
     with pytest.raises(
-        OverflowError, match=r"^a number that the model computes of one that it reads out of "
+        OverflowError, match=r"^a number that the model computes from one that it reads out of "
     ):
         computed_number(NUMBERS, torch.int64, json.dumps(["operator.pow", FIRST, 40]))

@@ -59,7 +59,7 @@ REMEDY = (
 REFUSED = {
     "item": (Item, "forward reads a value out of a tensor"),
     "branch": (Branch, "forward reads a value out of a tensor"),
-    "size": (SizeBranch, "forward chooses by the size of a tensor"),
+    "size": (SizeBranch, "forward branches on the size of a tensor"),
     "numpy": (NumPy, "forward does not run without data"),
 }
 
@@ -84,7 +84,7 @@ def test_a_body_that_differs_from_forward_is_refused_with_the_difference() -> No
     with pytest.raises(torch2ort.ExportError) as caught:
         export(Asks.apply, torch.ones(2, 3))
     assert str(caught.value) == (
-        f"{__name__}.Asks is not portable: its body computes something else than forward on the sample; "
+        f"{__name__}.Asks is not portable: its body does not compute the same as forward on the sample; "
         f"output 0 differs by up to 1. Forward may depend on more than its arguments; write it without that, "
         f"{REMEDY.partition(', ')[2]}"
     )
@@ -173,8 +173,8 @@ def test_a_function_that_loops_over_a_size_that_varies_is_refused() -> None:
     with pytest.raises(torch2ort.ExportError) as caught:
         export(Rows.apply, torch.randn(4, 3), dynamic_shapes={"x": {0: "batch"}})
     assert str(caught.value) == (
-        f"{__name__}.Rows is not portable: forward computes so only where x.shape[0] == 4, and that size "
-        f"varies in the model. Export the model with that size fixed, {REMEDY.partition(', ')[2]}"
+        f"{__name__}.Rows is not portable: the trace of forward is valid only where x.shape[0] == 4, and "
+        f"that size varies in the model. Export the model with that size fixed, {REMEDY.partition(', ')[2]}"
     )
 
 

@@ -235,5 +235,5 @@ def test_a_class_that_changed_since_is_named(saved):
         finally:
             torch2ort.unregister(name)
         assert f"PythonOp {name}: the model calls it with 1 arguments, but " in str(caught.value)
-        assert f".forward{given} does not take them" in str(caught.value)
+        assert f".forward{given} does not accept them" in str(caught.value)
         assert str(caught.value).startswith(str(saved))

@@ -253,7 +253,7 @@ KEPT = f"{STRATEGY.FLOOD_FILL!r} and {STRATEGY.NONE!r}"
         ),
         (
             {"provider_options": {"EP1": {"key1": "val1"}}},
-            f"Option provider_options names 'EP1', which is no execution provider; onnxruntime "
+            f"Option provider_options names 'EP1', which is not an execution provider; onnxruntime "
             f"{onnxruntime.__version__} has {', '.join(onnxruntime.get_available_providers())} here.",
         ),
         (

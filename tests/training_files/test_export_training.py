@@ -322,12 +322,12 @@ def named(name):
                 optimizer=optim.AdamW(groups=[{"params": "wieght", "lr": 0.1}]),
             ),
             OptionError,
-            "AdamW: groups[0] names 'wieght', which is no parameter; expected some of ['bias', 'weight']",
+            "AdamW: groups[0] names 'wieght', which is not a parameter; expected some of ['bias', 'weight']",
         ),
         (
             lambda: export(torch.nn.Linear(3, 2), loss=F.mse_loss, trainable=["bias", "wieght"]),
             OptionError,
-            "trainable: 'wieght' is the name of no parameter; expected some of ['bias', 'weight']",
+            "trainable: 'wieght' is not the name of a parameter; expected some of ['bias', 'weight']",
         ),
         (
             lambda: export(torch.nn.Linear(3, 2), loss="mse"),

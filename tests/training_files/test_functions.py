@@ -237,7 +237,7 @@ def test_a_gradient_that_is_left_out_is_refused(made):
         Moody.leaves_out = False
     assert str(raised.value) == (
         f"{folder / 'train_step.onnx'}: {name(Moody)}.backward left out the gradient of argument 0, which "
-        f"needs one. Of a parameter without a gradient eager PyTorch makes no step, a file makes one with "
+        f"needs one. Eager PyTorch does not update a parameter without a gradient; a file updates it with "
         f"zeros: return torch.zeros_like of the argument if that is what you want"
     )
     assert session.steps == 0
@@ -249,7 +249,7 @@ def test_classes_that_were_not_supplied_are_named(made):
         TrainingSession(folder, functions=[Scaled])
     assert str(raised.value) == (
         f"{folder / 'train_step.onnx'}: the training step calls {name(Moody)}, and no class of that name was "
-        f"supplied. Give it to TrainingSession(folder, functions=[...]), or make it known with "
+        f"supplied. Pass it to TrainingSession(folder, functions=[...]), or register it with "
         f"torch2ort.register_function"
     )
 

@@ -1,4 +1,4 @@
-"""``python -m torch2ort cache``: look into the export cache, and empty it."""
+"""``python -m torch2ort cache``: list, explain and clear the export cache."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand to ``commands``, what ``ArgumentParser.add_subparsers`` returned."""
+    """Add the subcommand to ``commands``, the result of ``ArgumentParser.add_subparsers``."""
     folder = argparse.ArgumentParser(add_help=False)
     folder.add_argument(
         "--dir",
         metavar="FOLDER",
-        # Before the action or behind it; the action's own parser must not forget what stood before.
+        # The option may come before or after the action; the action's own parser must not reset it.
         default=argparse.SUPPRESS,
         help="folder of the cache (default: the variable TORCH2ORT_CACHE_DIR, else the user's cache folder)",
     )
     parser = commands.add_parser("cache", help="list, explain or clear the export cache", parents=[folder])
     actions = parser.add_subparsers(required=True, metavar="action")
-    listing = actions.add_parser("list", help="one line per entry, the last used first", parents=[folder])
+    listing = actions.add_parser("list", help="one line per entry, last used first", parents=[folder])
     listing.set_defaults(run=_list)
     actions.add_parser("clear", help="remove every entry", parents=[folder]).set_defaults(run=_clear)
     explain = actions.add_parser(
         "explain",
-        help="which parts of a key differ from another one, or the nearest other entry of that model",
+        help="show the parts of a key that differ from another one, or from the nearest entry of that model",
         parents=[folder],
     )
     explain.add_argument(
@@ -46,13 +46,13 @@ def add_parser(commands: Any) -> None:
         default="",
         metavar="KEY or SCRIPT",
         help="first digits of the entry's key (default: the newest export); or a Python file, which is run "
-        "to its first export that the cache lacks",
+        "until its first export that the cache lacks",
     )
     explain.add_argument(
         "arguments",
         nargs="*",
         metavar="OTHER KEY or ARGUMENT",
-        help="first digits of the key to compare it with; or arguments of the script, behind -- where they "
+        help="first digits of the key to compare it with; or arguments of the script, after -- if they "
         "begin with a dash",
     )
     explain.add_argument("--all", action="store_true", help="print every part of the key")
@@ -114,10 +114,10 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _explain_script(arguments: argparse.Namespace) -> int:
-    """Run a script to its first miss; 0 where there is one, or none until the end."""
+    """Run a script until its first miss; return 0, also if there is none."""
     script = Path(arguments.key)
     if not script.is_file():
-        print(f"{script} is no file", file=sys.stderr)
+        print(f"{script} is not a file", file=sys.stderr)
         return 1
     folder = getattr(arguments, "dir", None)
     variables = dict(os.environ)
@@ -125,7 +125,7 @@ def _explain_script(arguments: argparse.Namespace) -> int:
         os.environ[_VARIABLE] = folder
 
     class Missed(BaseException):
-        """Ends the script; no ``except Exception`` of its catches it."""
+        """The end of the script; an ``except Exception`` of the script does not catch it."""
 
     def end(sentence: str) -> None:
         print(sentence)
@@ -147,7 +147,7 @@ def _explain_script(arguments: argparse.Namespace) -> int:
 
 
 def _choose(entries: list[Listed], start: str) -> Listed | None:
-    """The graph whose key starts like that; the newest if nothing is asked for."""
+    """Return the entry whose key begins with ``start``; the newest graph if that is empty."""
     found = [
         e for e in entries if e.manifest.digest.startswith(start) and (start or e.manifest.kind == "graph")
     ]
@@ -160,7 +160,7 @@ def _choose(entries: list[Listed], start: str) -> Listed | None:
 
 
 def _open(arguments: argparse.Namespace) -> Store | None:
-    """The store of the folder that was named; ``None``, with a message, if there is none."""
+    """Return the store of the requested folder; ``None``, with a message, if there is none."""
     given = getattr(arguments, "dir", None)
     try:
         folder = Path(given) if given else cache_folder(Options())
@@ -170,7 +170,7 @@ def _open(arguments: argparse.Namespace) -> Store | None:
             )
             return None
         if not folder.is_dir():
-            print(f"{folder} is no folder", file=sys.stderr)
+            print(f"{folder} is not a folder", file=sys.stderr)
             return None
         return Store(folder)
     except RefusedError as error:
@@ -179,7 +179,7 @@ def _open(arguments: argparse.Namespace) -> Store | None:
 
 
 def _size(count: float) -> str:
-    """``1.5 MiB`` for 1572864."""
+    """Return a number of bytes as a text, such as ``1.5 MiB`` for 1572864."""
     unit = 0
     while count >= 1024 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1

@@ -1,4 +1,4 @@
-"""``python -m torch2ort calibrate``: measure which library computes operators faster on this machine."""
+"""``python -m torch2ort calibrate``: measure the faster library for operators on this machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch2ort.support.processor import processor_name
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand to ``commands``, what ``ArgumentParser.add_subparsers`` returned."""
+    """Add the subcommand to ``commands``, the result of ``ArgumentParser.add_subparsers``."""
     parser = commands.add_parser(
         "calibrate",
         help="measure which library computes products, convolutions and others faster here",
         description="Measures typical operators in ONNX Runtime and in PyTorch's kernels for two seconds. "
-        "The result is kept in the user's cache folder, and each ORTModule that is built later follows it.",
+        "The result is stored in the user's cache folder, and each ORTModule that is built later uses it.",
     )
     parser.add_argument("--show", action="store_true", help="print the last calibration, and measure nothing")
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="of the modules that it is for (default: PyTorch's number)"
+        "--threads", type=int, metavar="N", help="threads of the modules (default: PyTorch's number)"
     )
     parser.set_defaults(run=_run)
 
@@ -37,7 +37,7 @@ def _run(arguments: argparse.Namespace) -> int:
         found = calibrated(options)
         if found is None:
             print(
-                "error: no calibration is kept for this processor, these versions and threads; measure one "
+                "error: no calibration is stored for this processor, these versions and threads; measure one "
                 "with python -m torch2ort calibrate",
                 file=sys.stderr,
             )
@@ -48,8 +48,8 @@ def _run(arguments: argparse.Namespace) -> int:
         found = note(options, ratios(options))
         if found is None:
             print(
-                "error: the calibration is not kept, as there is no cache folder that can be written to, or "
-                "a TORCH2ORT_ variable switches it off; name a folder with XDG_CACHE_HOME",
+                "error: the calibration is not stored, as there is no cache folder that can be written to, "
+                "or a TORCH2ORT_ variable switches it off; name a folder with XDG_CACHE_HOME",
                 file=sys.stderr,
             )
             return 1
@@ -58,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _table(found: Calibration, options: Options) -> str:
-    """A line for the machine, and one a kind of operator."""
+    """Return a line for the machine, and one for each kind of operator."""
     settings = machine(options)
     lines = [
         f"{processor_name()}, torch {settings['torch']}, onnxruntime {settings['onnxruntime'].split()[0]}, "

@@ -1,4 +1,4 @@
-"""``python -m torch2ort compare``: the first module where the statistics of two runs part."""
+"""``python -m torch2ort compare``: the first module at which the statistics of two runs differ."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 
 from torch2ort.hooks.statistics_records import Record, read, steps
 
-# What float32 gives two ways of computing one thing.
+# Relative difference between two ways to compute the same in float32.
 _TOLERANCE = 1e-4
 _WIDTH, _AROUND = 24, 6
-_LEAST = -9  # powers of ten that a bar begins at
+_LEAST = -9  # power of ten at which a bar begins
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand to ``commands``, what ``ArgumentParser.add_subparsers`` returned."""
+    """Add the subcommand to ``commands``, the result of ``ArgumentParser.add_subparsers``."""
     parser = commands.add_parser(
         "compare",
-        help="the first module where two runs part, by the files of a StatisticsSubscriber",
-        epilog="The exit status is 0 where the runs are the same, else 1.",
+        help="show the first module at which two runs differ, by the files of a StatisticsSubscriber",
+        epilog="The exit status is 0 if the runs are the same, else 1.",
     )
     parser.add_argument("a", metavar="A", help="folder of the first run")
     parser.add_argument("b", metavar="B", help="folder of the second run")
@@ -45,7 +45,7 @@ class Pair:
     Attributes:
         step: number of the step.
         a: in the first run.
-        b: in the second; ``None`` where it is not there.
+        b: in the second; ``None`` if it is missing there.
     """
 
     step: int
@@ -54,7 +54,7 @@ class Pair:
 
     @property
     def difference(self) -> float:
-        """Greatest difference of a statistic, relative to the values; infinite for tensors unlike in kind."""
+        """Largest relative difference of a statistic; infinity if shape, dtype, nan or inf differ."""
         a, b = self.a, self.b
         if b is None or (a.shape, a.dtype, a.nan, a.inf) != (b.shape, b.dtype, b.nan, b.inf):
             return math.inf
@@ -66,7 +66,7 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """The tensor, for people."""
+        """The tensor in words."""
         a = self.a
         more = f", call {a.call}" if a.call else ""
         return f"{a.module or 'the model'} ({a.kind}), {a.direction}, output {a.output}{more}"
@@ -87,10 +87,11 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _pairs(a: Path, b: Path) -> list[Pair]:
-    """The tensors of the steps that both runs have, in the first one's order.
+    """Return the tensors of the steps that both runs have, in the order of the first run.
 
     Raises:
-        ValueError: a folder holds no statistics, or the runs have no step in common.
+        ValueError: a folder contains no statistics, the runs have no step in common, or the first run lacks a
+            tensor.
     """
     first, second = steps(a), steps(b)
     for folder, found in ((a, first), (b, second)):
@@ -108,7 +109,7 @@ def _pairs(a: Path, b: Path) -> list[Pair]:
         if others:
             missing = next(iter(others.values()))
             raise ValueError(
-                f"step {step}: {b} has statistics that {a} has not, of {Pair(step, missing, None).name}; the "
+                f"step {step}: {b} has statistics that {a} lacks, of {Pair(step, missing, None).name}; the "
                 f"models or the depths of their subscribers differ"
             )
     return pairs
@@ -128,10 +129,10 @@ def _described(pairs: Sequence[Pair], tolerance: float) -> Iterator[str]:
     found = _parting(pairs, tolerance)
     if found is None:
         greatest = max(pairs, key=lambda pair: pair.difference, default=None)
-        where = f"; the greatest, {greatest.difference:.1e}, is at {greatest.name}" if greatest else ""
+        where = f"; the largest, {greatest.difference:.1e}, is at {greatest.name}" if greatest else ""
         yield f"the runs are the same: no difference above {tolerance:g}{where}"
         return
-    yield f"the runs part in step {found.step} at {found.name}"
+    yield f"the runs first differ in step {found.step} at {found.name}"
     yield f"  A: {_text(found.a)}"
     yield f"  B: {_text(found.b)}"
     yield f"step {found.step}, in the order of A, differences relative to the values:"
@@ -154,17 +155,17 @@ def _text(record: Record | None) -> str:
 
 
 def _bar(difference: float) -> str:
-    """A bar of the power of ten."""
+    """Return a bar whose length is the power of ten of a difference."""
     power = 0.0 if math.isinf(difference) else math.log10(max(difference, 10.0**_LEAST))
     filled = round(_WIDTH * min(1.0, (power - _LEAST) / -_LEAST))
     return "#" * filled + "." * (_WIDTH - filled)
 
 
 def _draw(pairs: Sequence[Pair], tolerance: float, path: Path) -> None:
-    """Draw the differences of the step where the runs part, else of the last one, and those of all steps.
+    """Draw the differences of the first step that differs, else of the last one, and those of all steps.
 
     Raises:
-        ValueError: matplotlib is not there, or the file's suffix names no kind of picture.
+        ValueError: matplotlib is not installed, or does not support the file's suffix.
     """
     try:
         figure_module: Any = importlib.import_module("matplotlib.figure")
@@ -207,5 +208,5 @@ def _draw(pairs: Sequence[Pair], tolerance: float, path: Path) -> None:
 
 
 def _drawn(difference: float) -> float:
-    """On a logarithmic axis that has an end."""
+    """Clip a difference to the range of the logarithmic axis."""
     return min(max(difference, 10.0**_LEAST), 10.0)

@@ -1,4 +1,4 @@
-"""``python -m torch2ort info``: what a saved model takes, gives and calls, without any of its Functions."""
+"""``python -m torch2ort info``: inputs, outputs and calls of a saved model; its Functions are not needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_node
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand to ``commands``, what ``ArgumentParser.add_subparsers`` returned."""
+    """Add the subcommand to ``commands``, the result of ``ArgumentParser.add_subparsers``."""
     parser = commands.add_parser("info", help="inputs, outputs and PythonOps of a saved model")
     parser.add_argument("model", metavar="model.onnx", help="the file")
     parser.add_argument(
@@ -92,15 +92,15 @@ def _describe(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _whole(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the operators of bodies, and their shapes."""
+    """Return the model with the operators of bodies inlined, and their shapes."""
     return onnx.shape_inference.infer_shapes(inlined(model)) if model.functions else model
 
 
 def _size(text: str) -> tuple[str, int]:
-    """``("batch", 8)`` for ``batch=8``.
+    """Return ``("batch", 8)`` for ``batch=8``.
 
     Raises:
-        ValueError: it is written otherwise.
+        ValueError: the text has another form.
     """
     name, _, number = text.partition("=")
     if not name.isidentifier() or not number.isdecimal():
@@ -109,7 +109,7 @@ def _size(text: str) -> tuple[str, int]:
 
 
 def _costs(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> Iterator[str]:
-    """A table: nodes, operations and bytes by kind of operator, the most operations first."""
+    """Yield a table: nodes, operations and bytes by kind of operator, the most operations first."""
     costs = Costs(graph, sizes)
     kinds: dict[str, list[Cost]] = {}
     for cost in costs:
@@ -126,14 +126,14 @@ def _costs(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> Iterator[str]:
 
 
 def _sums(costs: Sequence[Cost]) -> tuple[int | None, int | None]:
-    """Operations and bytes of those whose are known; ``None`` if of no one."""
+    """Return the sums of the known operations and bytes; ``None`` if none are known."""
     flops = [c.flops for c in costs if c.flops is not None]
     sizes = [c.bytes for c in costs if c.bytes is not None]
     return sum(flops) if flops or not costs else None, sum(sizes) if sizes or not costs else None
 
 
 def _number(value: int | None) -> str:
-    """``1.23 M``; ``?`` for what nobody knows."""
+    """Return a number as a text such as ``1.23 M``; ``?`` if it is unknown."""
     if value is None:
         return "?"
     for unit, least in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
@@ -192,7 +192,7 @@ def _arguments(site: Site, inputs: Iterator[str], types: Mapping[str, str]) -> I
 
 
 def _type(kind: onnx.TypeProto) -> str:
-    """``float32 [batch, 6]``."""
+    """Return a type as a text such as ``float32 [batch, 6]``."""
     if not kind.HasField("tensor_type"):
         return str(kind.WhichOneof("value"))
     tensor = kind.tensor_type
@@ -204,7 +204,7 @@ def _type(kind: onnx.TypeProto) -> str:
 
 def _element(number: int) -> str:
     name = onnx.helper.tensor_dtype_to_string(number).removeprefix("TensorProto.").lower()
-    return {"float": "float32", "double": "float64"}.get(name, name)  # as PyTorch says it
+    return {"float": "float32", "double": "float64"}.get(name, name)  # PyTorch's names
 
 
 def _count(number: int, noun: str) -> str:

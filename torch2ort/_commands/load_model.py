@@ -1,4 +1,4 @@
-"""Reads the ONNX file that a subcommand is given."""
+"""Reading of a subcommand's ONNX file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch2ort.errors import ModelLoadError
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The model of a file, without the data beside it.
+    """Return the model of a file, without its external data.
 
     Raises:
-        ModelLoadError: the file is not there, or no ONNX model; the sentence begins with its path.
+        ModelLoadError: the file does not exist, or is not an ONNX model; the message begins with its path.
     """
     try:
         model = onnx.load(path, load_external_data=False)
@@ -22,5 +22,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     except Exception as error:
         raise ModelLoadError(f"{path}: not a readable ONNX model ({error})") from error
     if not model.HasField("graph"):
-        raise ModelLoadError(f"{path}: it holds no graph: the file is empty, cut off or no ONNX model")
+        raise ModelLoadError(
+            f"{path}: it contains no graph: the file is empty, truncated or not an ONNX model"
+        )
     return model

@@ -20,7 +20,7 @@ _WRITERS: dict[str, Callable[[Drawing, str], str]] = {
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand to ``commands``, what ``ArgumentParser.add_subparsers`` returned."""
+    """Add the subcommand to ``commands``, the result of ``ArgumentParser.add_subparsers``."""
     parser = commands.add_parser("show", help="draw the modules of a graph and its calls of Functions")
     parser.add_argument("model", metavar="model.onnx", help="a saved model, or a graph of save_onnx_dir")
     parser.add_argument("-o", "--output", metavar="FILE", help="the drawing: .svg, .html or .dot (Graphviz)")

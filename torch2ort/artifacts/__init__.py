@@ -1,7 +1,7 @@
-"""Runs a training step that :func:`torch2ort.export_training` saved.
+"""Training steps that :func:`torch2ort.export_training` saved, run without torch.
 
-It needs onnxruntime, numpy and safetensors, and imports no torch. What an export shares with it, the names in
-the files, needs no onnxruntime, so that the classes are imported when they are asked for.
+The classes need onnxruntime, numpy and safetensors, and import no torch. They are imported at the first
+access, as an export also imports this package, for the names in the files, and needs no onnxruntime.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first import of onnxruntime: that of onnxruntime-training 1.19.2 sets up the application's logging."""
+"""The first import of onnxruntime, without the logging handlers that onnxruntime-training 1.19.2 installs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ try:
         import onnxruntime as onnxruntime
 except ImportError as error:
     raise RuntimeNotFoundError(
-        f"training files are run by an ONNX Runtime package, and `import onnxruntime` failed ({error}); "
+        f"training files need an ONNX Runtime package, and `import onnxruntime` failed ({error}); "
         f"pip install onnxruntime, or onnxruntime-gpu"
     ) from error

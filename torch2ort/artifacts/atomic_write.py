@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside ``path`` to write to: what is there at the end takes its place.
+    """Yield a path beside ``path`` to write to; at the end of the block, that file replaces ``path``.
 
     Args:
-        path: the file; it stays as it is if an exception leaves the block.
+        path: the file; it does not change if the block raises an exception.
     """
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
@@ -25,14 +25,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file.
+    """Write a file, atomically.
 
     Args:
         path: the file.
-        content: all of it.
+        content: its content.
 
     Raises:
-        OSError: it cannot be written, and is as it was.
+        OSError: it cannot be written; it is unchanged then.
     """
     with replacing(path) as file:
         file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""A batch as the tensors that a graph takes."""
+"""Conversion of a batch to the input tensors of a graph."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch2ort.graph.accepted_sizes import Sizes
 
 
 class BatchReader:
-    """Finds the tensors in a batch, and compares them with those of the sample.
+    """A reader that finds the tensors in a batch and compares them with those of the sample.
 
     Args:
-        description: what a batch must be.
+        description: of the training step, with the structure and tensors of a batch.
     """
 
     def __init__(self, description: Description) -> None:
@@ -28,11 +28,11 @@ class BatchReader:
         self._sizes = Sizes(tuple(inputs), dims, ranges, description.guards)
 
     def read(self, batch: Any) -> dict[str, np.ndarray[Any, Any]]:
-        """The arrays of a batch by the names of the graph's inputs.
+        """Return the arrays of a batch by the names of the graph's inputs.
 
         Raises:
-            SchemaMismatchError: structure, type or a size differs from the sample's; says where, what was
-                expected and what was given.
+            SchemaMismatchError: structure, type or a size differs from the sample's; names the place, what
+                was expected and what was given.
         """
         found: dict[str, np.ndarray[Any, Any]] = {}
         self._walk(self._structure, batch, "batch", found)
@@ -56,7 +56,7 @@ class BatchReader:
             found[structure["tensor"]] = value
         elif "constant" in structure:
             wanted = structure["constant"]
-            # By its text: no number equals none, and zeros have signs.
+            # Texts are compared, as NaN does not equal itself, and 0.0 equals -0.0.
             if type(value) is not type(wanted) or repr(value) != repr(wanted):
                 _differs(path, f"{wanted!r}, as in the sample", value)
         elif "dict" in structure:
@@ -74,7 +74,7 @@ class BatchReader:
 
 
 def _array(path: str, name: str, value: Any) -> np.ndarray[Any, Any]:
-    """What another library's array holds, if NumPy can read it."""
+    """Return an array of another library as a NumPy array, if NumPy can read it."""
     try:
         return np.asarray(value)
     except Exception as error:

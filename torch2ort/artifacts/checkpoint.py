@@ -27,13 +27,13 @@ _DESCRIPTION = "training_step"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training is.
+    """The progress of a training.
 
     Attributes:
-        step: number of steps done.
-        seed: what random numbers are drawn from.
+        step: number of completed steps.
+        seed: seed of the random numbers.
         lr: the learning rate.
-        properties: numbers and texts of the user's own.
+        properties: numbers and texts of the user.
     """
 
     step: int
@@ -50,14 +50,14 @@ def write_checkpoint(
     Args:
         path: the file.
         arrays: name -> array.
-        description: of the training step, which the file holds, too, so that it is read anywhere. Its second
-            names are names under which an array is written once more.
-        progress: how far it is.
+        description: of the training step; the file contains it, so that it can be read from any folder. An
+            array with aliases is also written under these.
+        progress: the progress of the training.
 
     Raises:
         OSError: it cannot be written.
     """
-    # Without the axis that numpy gives to a number.
+    # reshape removes the axis that ascontiguousarray adds to a scalar.
     found = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
     found.update({alias: found[name] for alias, name in description.aliases.items() if name in found})
     checks = {name: zlib.crc32(value.tobytes()) for name, value in found.items()}
@@ -77,7 +77,7 @@ def write_checkpoint(
 
 
 def description_in(path: Path) -> Description | None:
-    """The description that a checkpoint holds; ``None`` where it holds none, or cannot be read.
+    """Return the description in a checkpoint; ``None`` if it contains none, or cannot be read.
 
     Raises:
         ModelLoadError: the description is damaged.
@@ -97,9 +97,9 @@ def read_checkpoint(
 
     Args:
         path: the file.
-        expected: name -> what the tensor of that name must be.
-        aliases: second names, which may be there.
-        start: what a file that does not say how far it is stands for.
+        expected: name -> expected type and shape of the tensor.
+        aliases: second names of tensors, which the file may contain.
+        start: the progress for a file without one.
 
     Raises:
         ModelLoadError: the file is damaged, or not of this training step; names the tensor, what was expected
@@ -113,7 +113,7 @@ def read_checkpoint(
         raise ModelLoadError(f"{path}: there is no such file; expected a checkpoint") from error
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
         raise ModelLoadError(
-            f"{path}: damaged, or no checkpoint ({error}); expected a safetensors file"
+            f"{path}: damaged, or not a checkpoint ({error}); expected a safetensors file"
         ) from error
     _check(path, arrays, expected, aliases)
     try:
@@ -128,7 +128,9 @@ def read_checkpoint(
             dict(Properties(properties)),
         )
     except ValueError as error:
-        raise ModelLoadError(f"{path}: damaged: its metadata is no checkpoint's ({error})") from error
+        raise ModelLoadError(
+            f"{path}: damaged: its metadata is not that of a checkpoint ({error})"
+        ) from error
     for name, check in checks.items():
         if name in arrays and zlib.crc32(arrays[name].tobytes()) != check:
             given = zlib.crc32(arrays[name].tobytes())

@@ -1,4 +1,4 @@
-"""What a checkpoint's state shows by names, with the attributes that onnxruntime.training.api gave it."""
+"""Parameters and properties of a checkpoint's state, with the attributes of onnxruntime.training.api."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ Property: TypeAlias = "int | float | str"
 
 
 class Holder(Protocol):
-    """What holds the arrays."""
+    """An object that holds the arrays."""
 
     description: Description
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
-        """A copy of a tensor."""
+        """Return a copy of a tensor."""
 
     def gradient(self, name: str) -> np.ndarray[Any, Any] | None:
-        """A copy of the sum of a parameter's gradients."""
+        """Return a copy of the sum of a parameter's gradients."""
 
     def set(self, name: str, value: Any) -> None:
-        """Give a tensor another value."""
+        """Set the value of a tensor."""
 
 
 class Parameter:
-    """One parameter. NumPy's functions take it as an array.
+    """One parameter. NumPy's functions accept it as an array.
 
     Attributes:
         name: its name in the ``state_dict``.
-        requires_grad: always true: what is not trained is a constant of the graphs.
+        requires_grad: always True: parameters that are not trained are constants of the graphs.
     """
 
     requires_grad = True
@@ -46,7 +46,7 @@ class Parameter:
         """A copy of its value; it can be set.
 
         Raises:
-            SchemaMismatchError: what is set has another type or shape.
+            SchemaMismatchError: the new value has another type or shape.
         """
         return self._of.array(self.name)
 
@@ -56,7 +56,7 @@ class Parameter:
 
     @property
     def grad(self) -> np.ndarray[Any, Any] | None:
-        """A copy of the sum of its gradients; ``None`` without a module, or where no loss reaches it."""
+        """A copy of the sum of its gradients; ``None`` without a module or a gradient."""
         return self._of.gradient(self.name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -67,7 +67,7 @@ class Parameter:
 
 
 class Parameters:
-    """The parameters of a checkpoint by their names; an iteration gives pairs of name and parameter."""
+    """The parameters of a checkpoint by their names; an iteration yields pairs of name and parameter."""
 
     def __init__(self, of: Holder) -> None:
         self._of = of
@@ -98,7 +98,7 @@ class Parameters:
 
 
 class Properties:
-    """Numbers and texts of the user's own, kept in checkpoints; an iteration gives pairs."""
+    """Numbers and texts of the user, stored in checkpoints; an iteration yields pairs of name and value."""
 
     def __init__(self, values: Mapping[str, Property]) -> None:
         self._values: dict[str, Property] = {}

@@ -1,4 +1,4 @@
-"""The ONNX files of a training step as sessions, with what their runs need."""
+"""Sessions over the ONNX files of a training step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Opened:
 
     Attributes:
         session: the session.
-        runner: what stands around its runs, where the file calls Functions.
+        runner: runs the session, if the file calls Functions.
         inputs: names of its inputs.
     """
 
@@ -33,10 +33,10 @@ class Opened:
         written: Mapping[str, onnxruntime.OrtValue],
         results: Sequence[str],
     ) -> Run:
-        """Calls of the file with these values bound.
+        """Return a run of the file with these values bound.
 
         Args:
-            given: values by names, of which those that are inputs are bound.
+            given: values by names; those that are inputs are bound.
             written: output -> value that it is written to.
             results: outputs that are fetched.
         """
@@ -45,14 +45,14 @@ class Opened:
 
 
 class Opener:
-    """Opens the files of one training step.
+    """A factory of sessions over the files of one training step.
 
     Args:
         description: of the step.
-        providers: as onnxruntime takes them; ``None`` for the CPU.
+        providers: as for onnxruntime; ``None`` for the CPU.
         options: ``onnxruntime.SessionOptions``.
         functions: classes that the files may call, besides those that are registered.
-        numbers: gives seed and step, by which Functions draw.
+        numbers: returns seed and step, which seed the random numbers of Functions.
     """
 
     def __init__(
@@ -64,22 +64,22 @@ class Opener:
         numbers: Callable[[], tuple[int, int]],
     ) -> None:
         self._description, self._providers, self._options = description, providers, options
-        # Several files may call them.
+        # Several files may call the classes, so an iterator is read once.
         self._functions = tuple(functions) if isinstance(functions, Iterator) else functions
         self._numbers = numbers
 
     def open(self, path: Path, role: str | None = None) -> Opened:
-        """A session over a file.
+        """Open a session over a file.
 
         Args:
             path: of the file.
-            role: the name that it was saved under; ``None`` if it has that still.
+            role: the name under which it was saved; ``None`` if it still has that name.
 
         Raises:
-            ModelLoadError: it is missing, damaged or another one, calls Functions where PyTorch is not, or
-                onnxruntime does not take it.
+            ModelLoadError: the file is missing, damaged or another one, it calls Functions and PyTorch is
+                missing, or onnxruntime does not load it.
             FunctionNotFoundError: a class that it calls was not supplied.
-            OptionError: this onnxruntime lacks a provider, or options do not fit Functions.
+            OptionError: this onnxruntime lacks a provider, or options do not support Functions.
         """
         content = read_model(path.parent, path.name, self._description, role)
         runner = self._runner(content, path)

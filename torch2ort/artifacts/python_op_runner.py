@@ -1,6 +1,6 @@
 """Training files that call Functions: their sessions need PyTorch and torch2ort's custom operators.
 
-Imported where such a file is met, as nothing else here needs them.
+This module is only imported for such a file, as no other module of the package needs them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
-import torch  # before what needs it, for an error that names it
+import torch  # before modules that need it, so that the error names it
 
 from torch2ort.errors import EngineError, FunctionNotFoundError, ModelLoadError, OptionError
 from torch2ort.graph.function_classes import bind_classes
@@ -29,22 +29,22 @@ Numbers = Callable[[], tuple[int, int]]
 
 
 class FunctionRuns:
-    """What runs of one file need whose nodes call Functions.
+    """A runner of one file whose nodes call Functions.
 
     Args:
         content: of the file.
         path: of the file, for errors.
         functions: classes that it may call, besides those that are registered.
-        numbers: gives seed and step; what Functions draw is drawn by them.
+        numbers: returns seed and step, which seed the random numbers of Functions.
         providers: of the sessions; ``None`` for the CPU.
 
     Attributes:
-        content: ONNX, whose nodes call the Functions of this process.
+        content: the ONNX model, whose nodes call the Functions of this process.
 
     Raises:
-        ModelLoadError: a node is damaged, or a class takes other arguments than the file gives it.
+        ModelLoadError: a node is damaged, or a class does not accept the arguments of its calls in the file.
         FunctionNotFoundError: a class was not supplied.
-        RegistryError: ``functions`` is no list of classes.
+        RegistryError: ``functions`` is not a list of classes.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class FunctionRuns:
         self._path, self._numbers = path, numbers
         self._draws = any(site.known_result.uses_rng for site in calls.values())
         bindings = Bindings(providers)
-        # They are found as long as somebody holds them.
+        # Nodes find the callees as long as this object holds them.
         self._callees: list[Callee] = bind_half(model.graph, Lowered(model, calls, derivatives), bindings)
         names = {site.key: site.func_name for site in calls.values()}
         self._names = {key: names[site] for key, site in bindings.names.items()}
         self.content: bytes = model.SerializeToString()
 
     def prepare(self, options: Any) -> None:
-        """Let sessions of these options call Functions.
+        """Prepare options for a session that calls Functions.
 
         Raises:
-            OptionError: nodes are to run on several threads at once.
+            OptionError: the options run nodes on several threads at once.
         """
         if options.execution_mode != onnxruntime().ExecutionMode.ORT_SEQUENTIAL:
             raise OptionError(
@@ -86,11 +86,11 @@ class FunctionRuns:
         stock.register_library(options)
 
     def run(self, session: Any, binding: Any) -> None:
-        """One run of a session over :attr:`content`.
+        """Run a session over :attr:`content`.
 
         Raises:
             EngineError: onnxruntime failed, or a backward left out a gradient. An exception of a Function
-                arrives as it is.
+                is propagated unchanged.
         """
         failure: BaseException | None = None
         contexts = native.Run()
@@ -104,19 +104,19 @@ class FunctionRuns:
                     failure.__cause__ = error
         undefined = sorted(contexts.undefined)
         contexts.clear()
-        # Outside of the handler, which would make onnxruntime's error the context of the Function's.
+        # Raised outside of the handler, which would make onnxruntime's error the context of the Function's.
         if failure is not None:
             raise failure
         for key, argument in undefined:
             raise EngineError(
                 f"{self._path}: {self._names[key]}.backward left out the gradient of argument {argument}, "
-                f"which needs one. Of a parameter without a gradient eager PyTorch makes no step, a file "
-                f"makes one with zeros: return torch.zeros_like of the argument if that is what you want"
+                f"which needs one. Eager PyTorch does not update a parameter without a gradient; a file "
+                f"updates it with zeros: return torch.zeros_like of the argument if that is what you want"
             )
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:
-        """Have Functions draw by seed and step, and leave PyTorch's own generator as it is."""
+        """Seed the random numbers of Functions by seed and step; restore PyTorch's generators afterwards."""
         if not self._draws:
             yield
             return
@@ -127,10 +127,10 @@ class FunctionRuns:
 
 
 def _derivatives(graph: onnx.GraphProto, calls: Mapping[str, Site]) -> dict[str, Site]:
-    """The site whose backward each PythonOpGrad node runs, by the node's name.
+    """Return the site whose backward each PythonOpGrad node runs, by the node's name.
 
     Raises:
-        ModelLoadError: a node does not say.
+        ModelLoadError: a node does not name a PythonOp node.
     """
     found: dict[str, Site] = {}
     for node in graph.node:
@@ -156,6 +156,6 @@ def _refuse_missing(path: str, sites: Iterable[Site], functions: Sequence[Any]) 
     if missing:
         raise FunctionNotFoundError(
             f"{path}: the training step calls {', '.join(sorted(missing))}, and no class of that name was "
-            f"supplied. Give it to TrainingSession(folder, functions=[...]), or make it known with "
+            f"supplied. Pass it to TrainingSession(folder, functions=[...]), or register it with "
             f"torch2ort.register_function"
         )

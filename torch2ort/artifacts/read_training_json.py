@@ -1,4 +1,4 @@
-"""What ``training.json`` says of the files beside it."""
+"""The file ``training.json``, which describes the other files of a training step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FORMAT, _VERSION = "torch2ort.training", 1
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a tensor of a file must be.
+    """The expected type and shape of a tensor of a file.
 
     Attributes:
-        dtype: numpy's name of its type.
-        shape: its sizes; one that varies is a text.
+        dtype: NumPy's name of its type.
+        shape: its sizes; a varying one is a text.
     """
 
     dtype: str
@@ -39,7 +39,7 @@ class Tensor:
         return f"{self.dtype} of shape ({', '.join(map(str, self.shape))})"
 
     def difference(self, dtype: str, shape: tuple[int, ...]) -> str | None:
-        """``None``, or what was given where it does not fit."""
+        """Return ``None`` if a type and shape are as expected, else a text of them."""
         fits = len(shape) == len(self.shape) and all(
             isinstance(wanted, str) or wanted == size for wanted, size in zip(self.shape, shape, strict=True)
         )
@@ -54,18 +54,19 @@ class Description:
         batch: the structure of a batch: ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": {...}}``,
             ``{"tensor": name}`` or ``{"constant": value}``.
         inputs: the tensors of a batch by the names of the graphs' inputs.
-        ranges: the least and the most that a size may be that varies; ``None`` for no limit.
+        ranges: the smallest and the largest value of a varying size; ``None`` for no limit.
         guards: further conditions on sizes, over ``size(input, dimension)``.
         results: the names of loss and metrics.
-        parameters: what is trained, by its name in the ``state_dict``.
-        buffers: what a step changes besides, by its name there.
+        parameters: the trained parameters, by their names in the ``state_dict``.
+        buffers: the buffers that a step changes, by their names there.
         optimizer: the optimizer's state, ``optimizer.<state>.<name>``.
-        gradients: parameter -> the input that holds the sum of its gradients, of those that have one.
-        evaluated: parameters and buffers that ``eval_model.onnx`` takes, and the other one.
+        gradients: parameter -> the input with the sum of its gradients, for parameters that have gradients.
+        evaluated: file -> the parameters and buffers that are its inputs, for ``eval_model.onnx`` and
+            ``inference_model.onnx``.
         aliases: second names of parameters and buffers -> the first.
-        feeds: of each file, which output is which input of the next call.
-        learning_rate: the one to begin with.
-        seeded: whether the steps take a seed.
+        feeds: file -> output -> the input of the next call that it is fed to.
+        learning_rate: the initial one.
+        seeded: whether a seed is an input of the steps.
         functions: qualified names of the Functions that the files call; they need torch2ort to run.
         outputs: names of the model's outputs in ``inference_model.onnx``.
         files: SHA-256 of each ONNX file, by its name.
@@ -91,19 +92,19 @@ class Description:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """All that a step changes and a checkpoint holds."""
+        """All tensors that a step changes and a checkpoint stores."""
         return {**self.parameters, **self.buffers, **self.optimizer}
 
     def to_json(self) -> str:
-        """The text that :func:`parse_description` reads."""
+        """Return the text that :func:`parse_description` reads."""
         return json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(self)}, indent=1)
 
 
 def read_description(folder: Path) -> Description:
-    """What a folder's ``training.json`` says.
+    """Return the description in a folder's ``training.json``.
 
     Raises:
-        ModelLoadError: it is missing or damaged.
+        ModelLoadError: the file is missing or damaged.
     """
     path = folder / DESCRIPTION
     try:
@@ -117,10 +118,10 @@ def read_description(folder: Path) -> Description:
 
 
 def parse_description(path: Path, text: str) -> Description:
-    """What :meth:`Description.to_json` gave.
+    """Return the description in a text of :meth:`Description.to_json`.
 
     Args:
-        path: the file that holds it.
+        path: the file that contains it, for errors.
         text: the description.
 
     Raises:
@@ -150,16 +151,16 @@ def _tensor(value: Mapping[str, Any]) -> Tensor:
 
 
 def read_model(folder: Path, name: str, description: Description, role: str | None = None) -> bytes:
-    """The content of an ONNX file, as it was saved.
+    """Return the content of an ONNX file, checked against its hash.
 
     Args:
-        folder: where it is.
+        folder: of the file.
         name: of the file.
-        description: what it was saved with.
-        role: the name that it was saved under; ``None`` if it has that still.
+        description: the description that was saved with it.
+        role: the name under which it was saved; ``None`` if it still has that name.
 
     Raises:
-        ModelLoadError: it is missing or another one.
+        ModelLoadError: the file is missing, damaged or another one.
     """
     path = folder / name
     try:
@@ -181,5 +182,5 @@ def read_model(folder: Path, name: str, description: Description, role: str | No
 
 
 def digest(content: bytes) -> str:
-    """SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content."""
     return hashlib.sha256(content).hexdigest()

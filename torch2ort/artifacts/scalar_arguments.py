@@ -1,4 +1,4 @@
-"""Numbers that a user sets, as the graphs take them."""
+"""Checks of numbers that a user sets, and their conversion for the graphs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SEEDS = range(-(1 << 63), 1 << 63)
 
 
 def learning_rate(what: str, value: Any) -> float:
-    """A learning rate.
+    """Return a learning rate as a float.
 
     Args:
         what: its name, for errors.
         value: a number, or an array of shape ().
 
     Raises:
-        OptionError: it is no number, negative, or more than float32 holds.
+        OptionError: the value is not a number, is negative, or exceeds the range of float32.
     """
     is_number = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
     number = float(value) if is_number else math.nan
@@ -31,10 +31,10 @@ def learning_rate(what: str, value: Any) -> float:
 
 
 def seed(value: Any) -> int:
-    """A seed.
+    """Return a seed as an int.
 
     Raises:
-        OptionError: it is no integer, or one of more than 64 bits.
+        OptionError: the value is not an integer of 64 bits.
     """
     try:
         number = operator.index(value)

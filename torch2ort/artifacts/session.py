@@ -1,4 +1,4 @@
-"""A training step that was saved, run again and again."""
+"""Runs of a saved training step."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from torch2ort.artifacts.write_inference_model import write_inference_model
 
 
 class TrainingSession:
-    """Trains with the files that :meth:`torch2ort.TrainingArtifacts.save` wrote, without PyTorch.
+    """A training session over the files that :meth:`torch2ort.TrainingArtifacts.save` wrote, without PyTorch.
 
     Parameters, buffers and the optimizer's state stay on the device between steps: a step reads one set of
-    buffers and writes another, and the next one goes the other way. Threads may share a session: they wait
-    for each other.
+    memory and writes another, and the next step swaps the two sets. Threads may share a session; its calls
+    are serialized.
 
     Args:
-        folder: where the files are.
-        providers: of onnxruntime; the CPU by default.
+        folder: the folder of the files.
+        providers: execution providers of onnxruntime; the CPU by default.
         session_options: ``onnxruntime.SessionOptions``, such as the number of threads.
-        functions: classes of ``torch.autograd.Function`` that the step calls, besides those that
-            :func:`torch2ort.register_function` was given. Such a step needs PyTorch.
+        functions: classes of ``torch.autograd.Function`` that the step calls, besides those registered with
+            :func:`torch2ort.register_function`. Such a step needs PyTorch.
 
     Attributes:
-        steps: number of steps done; kept in checkpoints.
+        steps: number of completed steps; stored in checkpoints.
 
     Raises:
-        ModelLoadError: a file is missing, damaged or another one than was saved; names it, and the tensor,
+        ModelLoadError: a file is missing, damaged or not the one that was saved; names the file, the tensor,
             what was expected and what was given. Or the step calls Functions, and PyTorch is missing.
-        FunctionNotFoundError: a class that it calls was not supplied.
-        RegistryError: ``functions`` is no list of classes.
-        OptionError: this onnxruntime lacks a provider, or options do not fit Functions.
+        FunctionNotFoundError: a class that the step calls was not supplied.
+        RegistryError: ``functions`` is not a list of classes.
+        OptionError: this onnxruntime lacks a provider, or the session options do not support Functions.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class TrainingSession:
         """Train on one batch.
 
         Args:
-            batch: nested as the sample was, with numpy arrays of its dtypes and shapes (but for sizes that
-                vary).
+            batch: nested like the sample, with NumPy arrays of its dtypes and shapes (except for varying
+                sizes).
 
         Returns:
-            ``"loss"`` and each metric: a float, or an array where it is not one number.
+            ``"loss"`` and each metric: a float, or an array if it is not a single number.
 
         Raises:
             SchemaMismatchError: the batch differs from the sample.
-            EngineError: onnxruntime failed. An exception of a Function arrives as it is. Nothing is changed
-                then.
+            EngineError: onnxruntime failed. An exception of a Function is propagated unchanged. The state is
+                not changed then.
         """
         arrays = self._reader.read(batch)
         with self._lock:
@@ -102,7 +102,7 @@ class TrainingSession:
         return found
 
     def evaluate(self, batch: Any) -> dict[str, Any]:
-        """Loss and metrics of one batch in evaluation mode; nothing is changed.
+        """Compute loss and metrics of one batch in evaluation mode, without changing the state.
 
         Args:
             batch: as for :meth:`step`.
@@ -122,7 +122,7 @@ class TrainingSession:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step; kept in checkpoints."""
+        """The learning rate of the next step; stored in checkpoints."""
         return self._lr
 
     @lr.setter
@@ -134,7 +134,7 @@ class TrainingSession:
 
     @property
     def seed(self) -> int:
-        """What random operators draw from; kept in checkpoints."""
+        """The seed of random operators; stored in checkpoints."""
         return self._seed
 
     @seed.setter
@@ -142,16 +142,16 @@ class TrainingSession:
         self._seed = scalar_arguments.seed(value)
 
     def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of the trained parameters, by their names in the ``state_dict``."""
+        """Return copies of the trained parameters, by their names in the ``state_dict``."""
         with self._lock:
             values = self._state.values()
             return {name: np.array(values[name].numpy()) for name in self.description.parameters}
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Write all that a step changes, learning rate, seed and number of steps to a file.
+        """Write parameters, buffers, optimizer state, learning rate, seed and number of steps to a file.
 
         Args:
-            path: a safetensors file; one that exists is replaced, atomically.
+            path: a safetensors file; an existing one is replaced, atomically.
 
         Raises:
             OSError: it cannot be written.
@@ -162,10 +162,10 @@ class TrainingSession:
         write_checkpoint(path, arrays, self.description, progress)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Go on from what :meth:`save_checkpoint` wrote, bit by bit.
+        """Restore the state that :meth:`save_checkpoint` wrote, bitwise.
 
         Raises:
-            ModelLoadError: the file is damaged, or of another training step. Nothing is changed then.
+            ModelLoadError: the file is damaged, or of another training step. The state is not changed then.
         """
         arrays, progress = self._read(path, Progress(self.steps, self.seed, self.lr))
         with self._lock:
@@ -173,10 +173,10 @@ class TrainingSession:
             self._take(progress)
 
     def export_for_inference(self, path: str | os.PathLike[str]) -> None:
-        """Write the model as it is now to an ONNX file: without loss, with its parameters in it.
+        """Write the model with its current parameters, without loss, to an ONNX file.
 
         Args:
-            path: the file; one that exists is replaced.
+            path: the file; an existing one is replaced.
 
         Raises:
             OSError: it cannot be written.

@@ -1,4 +1,4 @@
-"""The state of a training on its device, and runs that read it from one set of buffers and write another."""
+"""The state of a training on its device, and runs that read one set of memory and write another."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch2ort.providers import checked, name_of, session_providers
 
 
 class Runner(Protocol):
-    """What stands around the runs of a file that calls Functions."""
+    """A runner of the sessions over a file that calls Functions."""
 
     content: bytes
 
     def prepare(self, options: Any) -> None:
-        """Make a session's options ready for it."""
+        """Prepare a session's options."""
 
     def run(self, session: Any, binding: Any) -> None:
-        """One run."""
+        """Run a session once."""
 
 
 def make_session(
@@ -32,23 +32,23 @@ def make_session(
     options: Any = None,
     runner: Runner | None = None,
 ) -> onnxruntime.InferenceSession:
-    """A session over one of the files.
+    """Make a session over one of the files.
 
     Args:
         content: of the file.
         name: of the file, for errors.
-        providers: as onnxruntime takes them; ``None`` for the CPU.
+        providers: as for onnxruntime; ``None`` for the CPU.
         options: ``onnxruntime.SessionOptions``.
-        runner: of a file that calls Functions, whose content goes before the file's.
+        runner: of a file that calls Functions; its content replaces ``content``.
 
     Raises:
-        OptionError: this onnxruntime lacks a provider, or the providers are no list.
-        ModelLoadError: onnxruntime does not take it.
+        OptionError: this onnxruntime lacks a provider, or the providers are not a list.
+        ModelLoadError: onnxruntime does not load the file.
     """
     wanted = _checked(providers)
     settings = options or onnxruntime.SessionOptions()
     if options is None:
-        # Its errors are raised, and need no red line in front of them.
+        # Errors are raised, so onnxruntime need not log them.
         settings.log_severity_level = 4
         settings.use_deterministic_compute = True
     if runner is not None:
@@ -62,7 +62,7 @@ def make_session(
         ) from error
     for one in map(name_of, wanted):
         if one not in session.get_providers():
-            # onnxruntime prints a line, and would train on the CPU.
+            # onnxruntime would only print a line, and train on the CPU.
             raise OptionError(
                 f"providers names {one!r}, which onnxruntime {onnxruntime.__version__} could not start; its "
                 f"own message on stderr says why"
@@ -81,23 +81,23 @@ def _checked(given: Sequence[Any] | None) -> list[Any]:
 
 
 def device_of(session: onnxruntime.InferenceSession) -> str:
-    """Where a session wants its tensors."""
+    """Return the device of a session's tensors."""
     return "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
 
 
 def on_device(array: np.ndarray[Any, Any], device: str) -> onnxruntime.OrtValue:
-    """A copy of an array, on a device."""
+    """Return a copy of an array on a device."""
     made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type, device, 0)
     made.update_inplace(np.ascontiguousarray(array).reshape(array.shape))
     return made
 
 
 class State:
-    """Named tensors on a device, twice: what a run reads, and what it writes.
+    """Two sets of named tensors on a device: one is read by a run, and the other is written.
 
     Args:
-        arrays: name -> first value.
-        device: where.
+        arrays: name -> initial value.
+        device: of the tensors.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray[Any, Any]], device: str) -> None:
@@ -107,26 +107,27 @@ class State:
         self.current = 0
 
     def values(self) -> dict[str, onnxruntime.OrtValue]:
-        """What there is now."""
+        """Return the current values."""
         return self.sets[self.current]
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of what there is now."""
+        """Return copies of the current values."""
         return {name: np.array(value.numpy()) for name, value in self.values().items()}
 
     def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Write new values."""
+        """Overwrite current values by new ones."""
         for name, array in arrays.items():
             self.values()[name].update_inplace(np.ascontiguousarray(array).reshape(array.shape))
 
 
 class Run:
-    """Calls of one file.
+    """Runs of one file with bound inputs and outputs.
 
     Args:
         session: over the file.
         fixed: input -> value that stays bound.
-        results: outputs that are fetched; the others are bound.
+        written: output -> value that it is written to.
+        results: outputs that are fetched.
         runner: of a file that calls Functions.
     """
 
@@ -160,12 +161,12 @@ class Run:
         self._results = tuple(results)
 
     def __call__(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-        """One call, as :meth:`arrays`, with floats in the place of arrays of one number."""
+        """Run once, as :meth:`arrays`, and return scalars as Python numbers."""
         found = self.arrays(batch)
         return {name: value.item() if name in self._numbers else value for name, value in found.items()}
 
     def arrays(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        """One call.
+        """Run once.
 
         Args:
             batch: the inputs that are not bound.
@@ -174,7 +175,7 @@ class Run:
             The results.
 
         Raises:
-            EngineError: onnxruntime failed. An exception of a Function arrives as it is.
+            EngineError: onnxruntime failed. An exception of a Function is propagated unchanged.
         """
         binding = self._binding
         for name, array in batch.items():
@@ -207,5 +208,5 @@ _NUMPY: dict[str, Any] = {
 
 
 def first_values(state: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
-    """Zeros of the types and shapes of a state."""
+    """Return zeros of the types and shapes of a state."""
     return {name: np.zeros([int(s) for s in one.shape], one.dtype) for name, one in state.items()}

@@ -1,4 +1,4 @@
-"""The habit of onnxruntime.training.api: parts of a step by themselves, for sums of gradients."""
+"""The API of onnxruntime.training.api: the parts of a step separately, for accumulated gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CheckpointState:
     Attributes:
         parameters: a view of the parameters: ``state.parameters["fc.weight"].data`` is an array, and can be
             set; ``.grad`` is the sum of its gradients.
-        properties: numbers and texts of the user's own, which are kept in the file.
+        properties: numbers and texts of the user, which are stored in the file.
     """
 
     def __init__(self, folder: Path, description: Description, arrays: Any, progress: Progress) -> None:
@@ -46,11 +46,11 @@ class CheckpointState:
         """Read a checkpoint.
 
         Args:
-            checkpoint_uri: the file, in any folder. One that holds no description of its training step lies
-                beside the ``training.json`` that was saved with it.
+            checkpoint_uri: the file, in any folder. A file without a description of its training step must be
+                in the folder of the ``training.json`` that was saved with it.
 
         Raises:
-            ModelLoadError: a file is missing or damaged, or does not fit the other.
+            ModelLoadError: a file is missing or damaged, or the two files do not match.
         """
         path = Path(checkpoint_uri)
         description = description_in(path) or read_description(path.parent)
@@ -68,14 +68,15 @@ class CheckpointState:
         """Write a checkpoint.
 
         Args:
-            state: what to write.
+            state: the state to write.
             checkpoint_uri: the file.
-            include_optimizer_state: whether the optimizer's state is as it is, or as before the first step.
+            include_optimizer_state: whether to write the optimizer's current state; if not, its state before
+                the first step is written.
 
         Raises:
             OSError: the file cannot be written.
-            OptionError: the optimizer's state before the first step is wanted of a checkpoint from elsewhere,
-                of which no :class:`Module` was made.
+            OptionError: the optimizer's state before the first step is not in the checkpoint's folder, and no
+                :class:`Module` was made of ``state``.
         """
         arrays = state.arrays()
         if not include_optimizer_state:
@@ -84,7 +85,7 @@ class CheckpointState:
                 raise OptionError(
                     f"include_optimizer_state=False: the optimizer's state before the first step is in "
                     f"{files.CHECKPOINT} beside {files.TRAINING_MODEL}, and {path.parent} has none. Make a "
-                    f"Module of the state first, which says where"
+                    f"Module of the state first, which names that folder"
                 )
             description = state.description
             first, _ = read_checkpoint(path, description.state, description.aliases, state.progress)
@@ -93,28 +94,28 @@ class CheckpointState:
         write_checkpoint(checkpoint_uri, arrays, state.description, progress)
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of all tensors."""
+        """Return copies of all tensors."""
         if self._state is None:
             return {name: np.array(value) for name, value in self._arrays.items()}
         return self._state.arrays()
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
-        """A copy of a tensor."""
+        """Return a copy of a tensor."""
         if self._state is None:
             return np.array(self._arrays[name])
         return np.array(self._state.values()[name].numpy())
 
     def gradient(self, name: str) -> np.ndarray[Any, Any] | None:
-        """A copy of the sum of a parameter's gradients; ``None`` where there is none."""
+        """Return a copy of the sum of a parameter's gradients; ``None`` if there is none."""
         sums = {} if self._gradients is None else self._gradients.values()
         found = sums.get(self.description.gradients.get(name, ""))
         return None if found is None else np.array(found.numpy())
 
     def set(self, name: str, value: Any) -> None:
-        """Give a tensor another value.
+        """Set the value of a tensor.
 
         Raises:
-            SchemaMismatchError: it has another type or shape.
+            SchemaMismatchError: the value has another type or shape.
         """
         wanted = self.description.state[name]
         array = np.asarray(value)
@@ -127,7 +128,7 @@ class CheckpointState:
             self._state.load({name: array})
 
     def on(self, device: str) -> State:
-        """The tensors on a device; from then on they live there."""
+        """Move the tensors to a device, at the first call, and return them."""
         if self._state is None:
             self._state, self._arrays = State(self._arrays, device), {}
         return self._state
@@ -144,7 +145,7 @@ class Module:
         session_options: ``onnxruntime.SessionOptions``.
 
     Attributes:
-        training: whether a call trains.
+        training: whether calls train; if not, they evaluate.
 
     Raises:
         ModelLoadError: a file is missing or damaged.
@@ -196,15 +197,15 @@ class Module:
         return opened.run(given, written, self._description.results)
 
     def __call__(self, *batch: Any) -> Any:
-        """Loss and metrics of a batch; in training its gradients come to the sums, too.
+        """Compute loss and metrics of a batch; in training, also add its gradients to the sums.
 
         Args:
-            batch: what the sample was made of: inputs and targets, or the inputs; in numpy arrays, or all of
-                it in ``onnxruntime.OrtValue``.
+            batch: inputs and targets, or only inputs, as in the sample; NumPy arrays, or all of them
+                ``onnxruntime.OrtValue``.
 
         Returns:
-            The loss, or a tuple of the loss and each metric: numpy arrays, or ``OrtValue`` where these were
-            given.
+            The loss, or a tuple of the loss and each metric: NumPy arrays, or ``OrtValue`` if the batch
+            consists of these.
 
         Raises:
             SchemaMismatchError: the batch differs from the sample.
@@ -232,7 +233,7 @@ class Module:
         return found
 
     def _take_buffers(self) -> None:
-        """What forward changes goes over to the set that is read, in which the parameters stay."""
+        """Copy the buffers that forward changed to the set that is read: the parameters stay in that set."""
         written, read = self.state.sets[1 - self.state.current], self.state.sets[self.state.current]
         for name in self._description.buffers:
             read[name].update_inplace(written[name].numpy())
@@ -243,37 +244,37 @@ class Module:
         return self._eval.run(self.state.values(), {}, self._description.results).arrays(arrays)
 
     def train(self, mode: bool = True) -> Module:
-        """Have calls train."""
+        """Set whether calls train."""
         self.training = mode
         return self
 
     def eval(self) -> Module:
-        """Have calls evaluate."""
+        """Set that calls evaluate."""
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:
-        """Have the next call start new sums of gradients."""
+        """Reset the sums of gradients at the next call."""
         self._fresh.update_inplace(np.ones(1, np.bool_))
         self._fresh_next = True
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """How many numbers the parameters are made of; all of them are trained."""
+        """Return the number of elements of the parameters; all of them are trained."""
         shapes = [one.shape for one in self._description.parameters.values()]
         return sum(int(np.prod([int(size) for size in shape])) for shape in shapes)
 
     def input_names(self) -> list[str]:
-        """The names of the tensors of a batch, in its order."""
+        """Return the names of the tensors of a batch, in its order."""
         return list(self._description.inputs)
 
     def output_names(self) -> list[str]:
-        """The names of loss and metrics."""
+        """Return the names of loss and metrics."""
         return list(self._description.results)
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> onnxruntime.OrtValue:
-        """A copy of all parameters as one row of numbers; all of them are trained.
+        """Return a copy of all parameters as one vector; all of them are trained.
 
         Raises:
-            OptionError: they are of several types.
+            OptionError: the parameters have several types.
         """
         arrays = [self._checkpoint.array(name) for name in self._description.parameters]
         types = sorted({array.dtype.name for array in arrays})
@@ -282,14 +283,14 @@ class Module:
         return _native(np.concatenate([array.ravel() for array in arrays]))
 
     def copy_buffer_to_parameters(self, buffer: onnxruntime.OrtValue, trainable_only: bool = True) -> None:
-        """Set all parameters from one row of numbers; all of them are trained.
+        """Set all parameters from one vector; all of them are trained.
 
         Args:
-            buffer: as :meth:`get_contiguous_parameters` gives it.
+            buffer: as :meth:`get_contiguous_parameters` returns it.
             trainable_only: as there.
 
         Raises:
-            SchemaMismatchError: it has another type or size. No parameter is changed then.
+            SchemaMismatchError: the buffer has another type or size. No parameter is changed then.
         """
         row, wanted = buffer.numpy(), self.get_contiguous_parameters().numpy()
         if (row.shape, row.dtype) != (wanted.shape, wanted.dtype):
@@ -307,14 +308,14 @@ class Module:
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str] | None = None
     ) -> None:
-        """Write the model as it is now to an ONNX file.
+        """Write the model with its current parameters to an ONNX file.
 
         Args:
             inference_model_uri: the file.
-            graph_output_names: the model's outputs; all of them, which is the only choice.
+            graph_output_names: the model's outputs; only all of them are supported.
 
         Raises:
-            OptionError: other outputs are asked for.
+            OptionError: other outputs are requested.
             OSError: the file cannot be written.
         """
         outputs = self._description.outputs
@@ -341,7 +342,7 @@ def _is_tuple(description: Description) -> bool:
 
 
 class Optimizer:
-    """Changes a module's parameters by its sums of gradients.
+    """An optimizer that updates a module's parameters by its sums of gradients.
 
     Args:
         optimizer_uri: ``optimizer_model.onnx``.
@@ -371,7 +372,7 @@ class Optimizer:
                 self._runs[i, j] = opened.run(given, written, ())
 
     def step(self) -> None:
-        """One step with the gradients that there are.
+        """Make one step with the current sums of gradients.
 
         Raises:
             EngineError: onnxruntime failed.
@@ -389,28 +390,28 @@ class Optimizer:
         """Set the learning rate of the next steps.
 
         Raises:
-            OptionError: it is negative or no number.
+            OptionError: it is negative or not a number.
         """
         self._lr = scalar_arguments.learning_rate("learning_rate", learning_rate)
         self._rate.update_inplace(np.array(self._lr, np.float32))
 
     def get_learning_rate(self) -> float:
-        """The learning rate of the next step."""
+        """Return the learning rate of the next step."""
         return self._lr
 
 
 class LinearLRScheduler:
-    """Lets the learning rate rise to what it is for some steps, and fall to zero then.
+    """A scheduler that raises the learning rate linearly from zero, then lowers it linearly to zero.
 
     Args:
-        optimizer: whose rate it sets.
-        warmup_step_count: steps in which it rises from zero.
-        total_step_count: the step from which on it is zero.
-        initial_lr: the rate at the top.
+        optimizer: the optimizer whose learning rate it sets.
+        warmup_step_count: number of steps in which the rate rises from zero.
+        total_step_count: the step from which the rate is zero.
+        initial_lr: the maximum of the rate.
 
     Raises:
-        OptionError: there are fewer steps than those in which it rises, a number is no integer, or the rate
-            none of float32.
+        OptionError: ``total_step_count`` is not above ``warmup_step_count``, a number is not an integer, or
+            the rate is not in the range of float32.
     """
 
     def __init__(
@@ -427,7 +428,7 @@ class LinearLRScheduler:
         self._set()
 
     def step(self) -> None:
-        """Go one step on; called after each of the optimizer's."""
+        """Advance by one step; call it after each step of the optimizer."""
         self._steps += 1
         self._set()
 

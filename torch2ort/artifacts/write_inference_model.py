@@ -1,7 +1,7 @@
-"""An ONNX file with values in the place of some of its inputs, by the few bytes of protobuf that this takes.
+"""Writing of an ONNX file with values in the place of some of its inputs, on the level of protobuf's bytes.
 
-What runs a training step needs no package that reads ONNX files, and protobuf's format is small: a message is
-a row of fields, each a number, a kind and a content.
+A training step runs without a package that reads ONNX files, and protobuf's format is simple: a message is
+a sequence of fields, each with a number, a kind and a content.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _ELEMENT_TYPES = {
 def write_inference_model(
     path: str | os.PathLike[str], content: bytes, values: Mapping[str, np.ndarray[Any, Any]]
 ) -> None:
-    """Write an ONNX file in which inputs have become initializers.
+    """Write an ONNX file in which inputs are replaced by initializers.
 
     Args:
         path: the file, written atomically.
-        content: of the file that has these inputs.
+        content: of the file with these inputs.
         values: input -> its value.
 
     Raises:
         ExportError: the file would be larger than protobuf allows.
-        ModelLoadError: ``content`` is no ONNX file.
+        ModelLoadError: ``content`` is not an ONNX file.
         OSError: the file cannot be written.
     """
     if len(content) + sum(value.nbytes for value in values.values()) > _MOST_BYTES:
-        raise ExportError(f"{path}: the model is larger than 2 GiB, which one ONNX file holds")
+        raise ExportError(f"{path}: the model is larger than 2 GiB, the limit of an ONNX file")
     model = bytearray()
     for number, kind, field, body in _fields(content):
         if number == _MODEL_GRAPH and kind == _BYTES:
@@ -93,10 +93,10 @@ def _name(value_info: bytes) -> str:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int, bytes, bytes]]:
-    """Number, kind, all bytes and the content of each field of a message.
+    """Yield the number, kind, all bytes and the content of each field of a message.
 
     Raises:
-        ModelLoadError: it is no message.
+        ModelLoadError: the content is not a message.
     """
     view, at = memoryview(content), 0
     try:
@@ -112,11 +112,11 @@ def _fields(content: bytes) -> Iterator[tuple[int, int, bytes, bytes]]:
             else:
                 end = at + _FIXED[kind]
             if end > len(view):
-                raise IndexError("a field ends behind the file")
+                raise IndexError("a field ends after the end of the file")
             yield tag >> 3, kind, bytes(view[begin:end]), bytes(view[at:end])
             at = end
     except (IndexError, KeyError) as error:
-        raise ModelLoadError(f"the content is no ONNX file ({error})") from error
+        raise ModelLoadError(f"the content is not an ONNX file ({error})") from error
 
 
 def _read_varint(view: memoryview, at: int) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""One export: a model's call becomes a graph, traced and translated, or out of the export cache."""
+"""One export: a model's call becomes a graph, traced and translated, or read from the export cache."""

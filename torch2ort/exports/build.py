@@ -1,4 +1,4 @@
-"""One export: traced, translated and measured, unless the export cache has it."""
+"""One export: traced and translated, unless the export cache contains it."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ def build(
     any_sizes: bool = True,
     found: Callable[[], Dependencies] | None = None,
 ) -> Program:
-    """The program of one call, out of the export cache or exported: what ``export`` and ``ORTModule`` share.
+    """Return the program of one call, from the export cache or exported, for ``export`` and ``ORTModule``.
 
     Args:
         model: the model.
         call: the sample call.
-        training: the mode; ``None`` takes ``model.training``.
-        target: what the graph is for.
-        options: cache and debugging.
-        any_sizes: whether a graph of the cache serves an ORTModule in which more sizes vary than asked for.
-        found: gives what the graph depends on, where the caller knows it; else the model is walked for it.
+        training: the mode; ``None`` means ``model.training``.
+        target: the target of the graph.
+        options: settings of the cache and of debugging.
+        any_sizes: whether a cached graph with more varying sizes than requested may serve an ORTModule.
+        found: returns the dependencies of the graph, if the caller knows them; else they are searched in the
+            model.
 
     Raises:
         ExportError: see :func:`export`.
@@ -66,12 +67,12 @@ def build(
         "inlines Functions": target.inlines_functions,
         "portable": target.give_bodies is not None,
     }
-    # The code of forward is in the graph.
+    # These graphs contain the operators of Functions, so they depend on the code of forward.
     inlines = target.inlines_functions or target.give_bodies is not None
     found = found or (lambda: dependencies(model, call.tensors, call.schema, inlines_functions=inlines))
 
     def afresh(call: Call = call) -> Program:
-        # What traces takes long to import, and a start out of the cache does not trace.
+        # The modules that trace are slow to import, and are not needed for a cached graph.
         with phase(IMPORTS):
             from torch2ort.exports.export_call import export_call
 
@@ -91,7 +92,7 @@ def build(
 
 
 def _zeros(call: Call) -> Callable[[], Call]:
-    """Makes a call of zeros that is like another one, and does not hold its tensors."""
+    """Return a function that makes a call like ``call`` with zeros; it does not hold the call's tensors."""
     forms = [form_of(tensor) for tensor in call.tensors]
     call = call._replace(tensors=[])
 
@@ -103,16 +104,16 @@ def _zeros(call: Call) -> Callable[[], Call]:
 
 
 def _dim_specs(sizes: Sizes) -> list[DimSpec]:
-    """What to ask torch.export for, so that the same sizes vary."""
+    """Return the dynamic shapes for torch.export with which the same sizes vary."""
     varying = torch.export.Dim.AUTO
     return [{i: varying for i, d in enumerate(dims) if isinstance(d, str)} or None for dims in sizes.dims]
 
 
 def _traced_again(stored: Program, again: Program) -> TracedProgram:
-    """The program of a second export, which must be that of the graph.
+    """Return the program of a second export; it must have the sizes and the signature of the stored graph.
 
     Raises:
-        ExportError: it is another one.
+        ExportError: they differ.
     """
     assert again.traced is not None
     for found, kept in (
@@ -121,14 +122,14 @@ def _traced_again(stored: Program, again: Program) -> TracedProgram:
     ):
         if found != kept:
             raise ExportError(
-                f"the export cache has another graph of this model than it is exported to ({kept} became "
+                f"the export cache has another graph of this model than a new export ({kept} became "
                 f"{found}). Clear the cache with python -m torch2ort cache clear"
             )
     return again.traced.get()
 
 
 def _accepted(sizes: Sizes) -> Any:
-    """The sizes that a graph accepts; torch names those that vary anew in each trace."""
+    """Return the sizes that a graph accepts, without torch's names of sizes, which differ in each trace."""
     names: dict[str, int] = {}
     dims = [[d if isinstance(d, int) else names.setdefault(d, len(names)) for d in ds] for ds in sizes.dims]
     ranges = sorted(([names.get(name, -1), *bounds] for name, bounds in sizes.ranges.items()), key=str)

@@ -1,8 +1,8 @@
-"""Exports out of the cache: what is stored of one, and how another process puts it together again.
+"""Exports in the cache: the content of an entry, and its restoration in another process.
 
-Nothing is traced on a hit. The weights are the live model's tensors, and each PythonOp node calls the
-class that the key's walk found in the live model's code, at the place where it was found when the entry
-was made: keys are equal only if what stands there is.
+Nothing is traced on a hit. The weights are the live model's tensors. Each PythonOp node calls the class that
+is in the live model's code at the place that the entry records; keys are equal only if the classes at these
+places are.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def reuse_or_build(
     *,
     any_sizes: bool,
 ) -> Program:
-    """The graph of ``call`` out of the cache of ``options``, or built and put there.
+    """Return the program of ``call`` from the cache of ``options``; build and store it if it is not there.
 
     Args:
         model: the model.
         call: the sample call.
-        found: gives what the graph depends on.
-        settings: plain values that it depends on besides.
+        found: returns the dependencies of the graph.
+        settings: further plain values that the graph depends on.
         options: folder of the cache, and its limit.
         build: exports the model.
-        any_sizes: whether a graph serves, too, in which more sizes vary than the call asks for.
+        any_sizes: whether a graph with more varying sizes than the call requests is accepted.
 
     Raises:
         ExportError: as ``build`` does.
@@ -75,7 +75,7 @@ def reuse_or_build(
     if store is None:
         return build()
     if options.save_onnx_dir is not None:
-        reason = "save_onnx_dir asks for the graph of every stage, which only an export makes."
+        reason = "save_onnx_dir requests the graph of every stage, which only an export makes."
         return _bypassed(build(), reason)
     try:
         keys = _keys(found(), call, settings)
@@ -91,7 +91,7 @@ def reuse_or_build(
             if program is not None:
                 return program
         _log_miss(store, key)
-        # Who takes any sizes has another way if an export with sizes that vary fails.
+        # A caller that accepts any sizes falls back to fixed ones if an export with varying sizes fails.
         failures = _Failures(store, keys[0]) if any_sizes and any(call.dim_specs) else None
         program = build() if failures is None else failures.build(build)
         try:
@@ -105,11 +105,11 @@ def reuse_or_build(
 
 
 class _Failures:
-    """Remembers that an export fails, for those who do something else then.
+    """A record of failed exports, for callers with a fallback.
 
     Args:
-        store: where.
-        key: what is exported.
+        store: contains the record.
+        key: of the export.
     """
 
     def __init__(self, store: Store, key: Key) -> None:
@@ -117,10 +117,10 @@ class _Failures:
         self._key = Key.of(key.name, {"graph": key.digest, "kind": _FAILED})
 
     def build(self, build: Callable[[], Program]) -> Program:
-        """What ``build`` gives, unless it is known to fail.
+        """Return the result of ``build``, unless it is known to fail.
 
         Raises:
-            ExportError: it fails, or did so before.
+            ExportError: it fails, or failed before.
         """
         known = self._store.read(self._key.digest)
         if known is not None:
@@ -138,7 +138,7 @@ def _bypassed(program: Program, reason: str) -> Program:
 
 
 def _keys(found: Dependencies, call: Call, settings: Mapping[str, Any]) -> tuple[Key, ...]:
-    """Keys to look under: for any size of the dimensions that vary, and for just these sizes."""
+    """Return the keys of the look-up: for any size of the varying dimensions, and for exactly these sizes."""
     sizes = [_describe_sizes(t, spec) for t, spec in zip(call.tensors, call.dim_specs, strict=True)]
     strides, offset = found.reads_strides, found.reads_offsets
     memory = [memory_form(tensor, strides=strides, offset=strides and offset) for tensor in call.tensors]
@@ -158,7 +158,7 @@ def _memory_of(key: Key) -> list[str]:
 
 
 def _describe_sizes(tensor: torch.Tensor, spec: Any) -> str:
-    """Fixed sizes, and what is said about those that vary."""
+    """Return the fixed sizes of a tensor, and the rules for the varying ones."""
     rules = dict(spec.items() if isinstance(spec, Mapping) else enumerate(spec or ()))
     rules = {axis: rule for axis, rule in rules.items() if rule is not None}
     dims = []
@@ -176,7 +176,7 @@ def _describe_sizes(tensor: torch.Tensor, spec: Any) -> str:
 def _find(
     store: Store, keys: Sequence[Key], model: torch.nn.Module, call: Call, *, any_sizes: bool
 ) -> tuple[Program | None, Key]:
-    """The first entry that takes the call's sizes; else ``None``, and the first key that is free."""
+    """Return the first program that accepts the call's sizes, and its key; else ``None`` and a free key."""
     free = keys[-1]
     for key in keys:
         entry = store.read(key.digest)
@@ -195,7 +195,7 @@ def _find(
 
 
 def _relatives(store: Store, key: Key) -> Iterator[Key]:
-    """Keys of the graphs of the same model and kind of call in which sizes vary."""
+    """Yield the keys of the graphs with varying sizes of the same model and kind of call."""
     for manifest in store.find(key.family):
         relative = Key(manifest.name, manifest.digest, manifest.components, key.functions)
         if manifest.kind != _KIND or relative.family != key.family:
@@ -206,7 +206,7 @@ def _relatives(store: Store, key: Key) -> Iterator[Key]:
 
 
 def _use(store: Store, entry: Entry, key: Key, model: torch.nn.Module, call: Call) -> Program | None:
-    """What an entry holds, if it takes the call's sizes."""
+    """Return the program of an entry if it accepts the call's sizes."""
     try:
         program = _unpack(Kept(entry.manifest.data, entry.files), model, call, key)
     except (Torch2OrtError, Unkeyable) as error:
@@ -238,7 +238,7 @@ def _pack(program: Program, model: torch.nn.Module, key: Key) -> Kept:
         raise Unkeyable(f"forward changes {program.effects.places[0]}, an object of this process")
     for name, tensor in _weights(model, graph.weights).items():
         if tensor.data_ptr() != program.weights[name].data_ptr():
-            raise Unkeyable(f"the tensor {graph.weights[name]} is another one in the graph than in the model")
+            raise Unkeyable(f"the tensor {graph.weights[name]} is not the same in the graph and in the model")
     data = {
         **record(graph, interface),
         "family": key.family,
@@ -279,20 +279,20 @@ def _stored_schema(schema: io_schema.Schema) -> str:
         text = schema.to_json()
         if io_schema.Schema.from_json(text) == schema:
             return text
-        reason = "it is another one when it is read back"
+        reason = "it differs after it is read back"
     except SchemaError as error:
         reason = str(error).rstrip(".")
-    raise Unkeyable(f"the structure of the model's outputs cannot be written down: {reason}")
+    raise Unkeyable(f"the structure of the model's outputs cannot be stored: {reason}")
 
 
 def _weights(model: torch.nn.Module, origins: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """The model's parameters, buffers and tensor attributes behind a graph's inputs."""
+    """Return the model's parameters, buffers and tensor attributes that are fed to a graph."""
     weights: dict[str, torch.Tensor] = {}
     for name, origin in origins.items():
         tensor = tensor_of(model, origin)
         if tensor is None:
             raise Unkeyable(
-                f"the tensor {origin} of the graph is no parameter, buffer or attribute of the model"
+                f"the tensor {origin} of the graph is not a parameter, buffer or attribute of the model"
             )
         weights[name] = tensor
     return weights

@@ -1,4 +1,4 @@
-"""A call of a model, traced and translated."""
+"""Export of one call of a model: trace and translation."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def export_call(
     target: Target,
     options: Options,
 ) -> Program:
-    """Export a call: trace it, and translate what is not translated when somebody asks.
+    """Export a call: trace it, and translate it, unless its graph is made later, on request.
 
     Args:
         model: the model.
         call: the call.
-        training: the mode; ``None`` takes ``model.training``.
-        target: what the graph is for.
-        options: debugging.
+        training: the mode; ``None`` means ``model.training``.
+        target: the target of the graph.
+        options: settings of debugging.
 
     Raises:
         ExportError: see :func:`torch2ort.export`.
@@ -52,7 +52,7 @@ def export_call(
         traced = trace(model, call, training=training, fixed_sizes=target.is_trained)
         if target.is_trained and traced.hooked:
             raise hook_refused(model, f"{traced.hooked} puts a hook on a gradient,")
-        # In a model that trains nothing of its own, too, a result of ORTModule would require no gradient.
+        # In a model without trained parameters, too, a result of ORTModule would lose its gradient.
         lost = call.modes.gradients and call.purpose is Purpose.MODULE and any(traced.ties.tracked)
         if traced.outside and (target.is_trained or lost):
             _refuse_outside(model, traced.outside)
@@ -66,7 +66,7 @@ def export_call(
 
 
 def _program(model: torch.nn.Module, call: Call, traced: Trace, target: Target, options: Options) -> Program:
-    """The program of a trace; the graph of one that is trained is translated once somebody asks for it."""
+    """Return the program of a trace; the graph of one that is trained is only translated on request."""
     name = type(model).__name__
     copied = operators = onnx = None
     if target.is_trained:
@@ -101,7 +101,7 @@ def _program(model: torch.nn.Module, call: Call, traced: Trace, target: Target, 
 
 
 def _writer(signature: GraphSignature, traced: Trace) -> str | None:
-    """The first Function that writes to objects, empty where the model writes; ``None`` if none does."""
+    """Return the first Function that writes to objects; empty if the model does; ``None`` if neither does."""
     functions = (site.func_name for site in traced.sites.values() if site.known_result.effects)
     return "" if signature.mutations else next(functions, "" if traced.effects else None)
 
@@ -113,7 +113,7 @@ def _interface(call: Call, traced: Trace, signature: GraphSignature) -> Interfac
 
 def _refuse_outside(model: torch.nn.Module, what: str) -> None:
     raise ExportError(
-        f"{type(model).__name__}: {what} uses a tensor that requires a gradient and is no "
-        f"parameter of the model, so that a graph would give it none. Make it a parameter of the "
+        f"{type(model).__name__}: {what} uses a tensor that requires a gradient and is not a "
+        f"parameter of the model, so a graph would not compute its gradient. Make it a parameter of the "
         f"model, or pass it as an argument"
     )

@@ -1,4 +1,4 @@
-"""Where the classes that a stored graph calls are found in another process."""
+"""The places of the classes that a stored graph calls, for their look-up in another process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch2ort.pythonop import Site, UnstoredObject, dump_site, load_site
 
 
 def places_of(sites: Mapping[str, Site], key: Key) -> dict[str, list[str | int]]:
-    """Where the class of each site is found, but for those of torch2ort itself.
+    """Return the place of each site's class, without those of torch2ort itself.
 
     Args:
         sites: by name.
-        key: the model's key, whose walk went through its code.
+        key: the model's key, which was made by a walk through its code.
 
     Raises:
         Unkeyable: another process could not make one of the calls.
@@ -30,16 +30,16 @@ def places_of(sites: Mapping[str, Site], key: Key) -> dict[str, list[str | int]]
 
 
 def bind_places(sites: Mapping[str, Site], places: Mapping[str, Sequence[Any]], key: Key) -> None:
-    """Give each site its class, in place.
+    """Set the class of each site, in place.
 
     Args:
         sites: by name, as they were stored.
-        places: as :func:`places_of` gave them.
+        places: as :func:`places_of` returned them.
         key: the model's key in this process.
 
     Raises:
         ModelLoadError: a site calls a kernel that no file may call, or an operator that is not registered.
-        Unkeyable: a class is not there.
+        Unkeyable: a class is not at its place.
     """
     bind_classes((site for site in sites.values() if site.internal), has_libraries=True)
     for name, site in sites.items():
@@ -55,5 +55,5 @@ def _place_of(site: Site, key: Key) -> list[str | int]:
     for position, value in enumerate((*text.arguments, *text.known_result.outputs)):
         if isinstance(value, UnstoredObject):
             what = f"argument {position}" if position < len(text.arguments) else "an output"
-            raise Unkeyable(f"{site.func_name}: {what} is {value!r}, and exists in this process alone")
+            raise Unkeyable(f"{site.func_name}: {what} is {value!r}, and exists only in this process")
     return locate_function(site.function, key)

@@ -1,4 +1,4 @@
-"""The ONNX graph of a model that trains: made when somebody asks for it, as no session of a step runs it."""
+"""The ONNX graph of a model that trains: made on request, as no session of a step runs it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from torch2ort.symbolics.lowering import lower
 def graph_of_trace(
     model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, target: Target
 ) -> Later[Graph]:
-    """The graph of a trace, which holds no tensor of the model or of the call until it is asked for.
+    """Return the graph of a trace, made on request; until then it holds no tensors of the model or the call.
 
     Args:
         model: the traced module.
         traced: the trace; it is changed.
         inputs: schema of the call that was traced.
-        target: what the graph is for.
+        target: the target of the graph.
     """
     program = traced.program
     kept = [(values, _forms(model, values)) for values in (program.state_dict, program.constants)]
@@ -54,13 +54,13 @@ def graph_of_trace(
 
 
 def _forms(model: torch.nn.Module, values: Mapping[str, Any]) -> dict[str, Callable[[], torch.Tensor]]:
-    """What makes a tensor like each of the model's own: no number of theirs is in the graph."""
+    """Return functions that make tensors like the model's own: the graph contains none of their values."""
     own = {name: values[name] for name in values if tensor_of(model, name.removeprefix(PREFIX)) is not None}
     return {name: form_of(value) for name, value in own.items()}
 
 
 def log_graph(name: str, graph: Graph) -> None:
-    """Log what a model of a class of this name was exported to."""
+    """Log the graph of a model whose class has this name."""
     if logger.isEnabledFor(DEVINFO):
         logger.log(DEVINFO, "export of %s\n%s", name, _report(graph))
     logger.info("exported %s: %d nodes, %d PythonOps", name, len(graph.proto.graph.node), len(graph.sites))

@@ -1,4 +1,4 @@
-"""Whether what compiled code gives for a region differs from PyTorch's kernels by rounding alone."""
+"""Comparison of a compiled region's results with those of PyTorch's kernels: they may differ by rounding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from torch2ort.fusion.region import INFINITE, ORDINARY, SMALLEST, Region, decode_region, in_float32, shape_of
 
-# Rounding: between these are a fused kernel's results and those of its operators one by one.
+# Relative and absolute rounding errors between a fused kernel and its operators one by one.
 _BOUNDS = {
     torch.float32: (1e-4, 1e-4),
     torch.float64: (1e-7, 1e-7),
@@ -18,15 +18,15 @@ _BOUNDS = {
     torch.float16: (2e-3, 2e-4),
 }
 _HALF = frozenset({torch.bfloat16, torch.float16})
-# What sizes that vary are in turn: at their smallest, odd ones, and one after the other many, where sums are
-# added up in another way.
+# The values that are tried for varying sizes: the smallest ones, odd ones, and a large one for one size after
+# the other, for which sums are computed in another order.
 _FEW, _ODD, _MANY = (2, 3, 5, 7, 11, 13, 17, 19), (17, 7, 5, 3, 2, 2, 2, 2), 5003
-# Numbers in an input, above which sizes are not tried.
+# The most elements of an input for which sizes are tried.
 _MOST = 1 << 24
 
 
 def difference(text: str, run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]) -> str:
-    """How compiled code's results differ from those of PyTorch's kernels; empty if only by rounding.
+    """Return how compiled code's results differ from those of PyTorch's kernels; empty if only by rounding.
 
     Args:
         text: of the region.
@@ -45,7 +45,7 @@ def difference(text: str, run: Callable[[list[torch.Tensor]], Sequence[torch.Ten
 
 
 def _trials(region: Region) -> Iterator[dict[str, int]]:
-    """Numbers for the sizes that vary, by name; nothing once, if there are none."""
+    """Yield values for the varying sizes, by name; one empty dict if no size varies."""
     names = list(region.varying)
     if not names:
         yield {}
@@ -65,26 +65,26 @@ def _difference(
     sums: bool,
     numbers_only: bool,
 ) -> str:
-    """The same for these inputs.
+    """Return how the results for these inputs differ; empty if only by rounding.
 
     Args:
         text: of the region.
         run: the compiled code.
         tensors: the inputs.
-        sums: of thousands of numbers, which round as the largest does.
-        numbers_only: infinity and NaN count as one.
+        sums: whether thousands of numbers may be summed: each sum then rounds as the largest result does.
+        numbers_only: whether infinity and NaN count as equal.
     """
     region = decode_region(text)
     with torch.no_grad():
         try:
             found = run(list(tensors))
-        except Exception as error:  # whatever a library can say
-            return f"run ends in {type(error).__name__}: {error}"
+        except Exception as error:  # a library may raise any error
+            return f"run raised {type(error).__name__}: {error}"
         said = _mismatch(text, found, region.run(tensors), tensors, sums=sums, numbers_only=numbers_only)
         if said:
-            # oneDNN's GELU of infinity is not a number where PyTorch's own kernel gives infinity.
+            # oneDNN's GELU of infinity is NaN; that of PyTorch's own kernel is infinity.
             with warnings.catch_warnings():
-                # Of accelerators that this torch does not know.
+                # torch warns about accelerators that it does not support.
                 warnings.simplefilter("ignore", UserWarning)
                 with torch.backends.mkldnn.flags(enabled=False):
                     expected = region.run(tensors)
@@ -105,7 +105,7 @@ def _mismatch(
         return f"outputs are {len(found)}, not {len(expected)}"
     for position, (one, other) in enumerate(zip(expected, found, strict=True)):
         if (other.dtype, other.shape) != (one.dtype, one.shape) or not other.is_contiguous():
-            return f"output {position} has another type, shape or order than that of PyTorch's kernels"
+            return f"output {position} has another type, shape or layout than that of PyTorch's kernels"
         relative, absolute = _BOUNDS.get(one.dtype, (0.0, 0.0))
         if sums and one.dtype.is_floating_point:
             absolute *= max(1.0, float(one.abs().nan_to_num(0.0, 0.0).max()))
@@ -119,26 +119,26 @@ def _mismatch(
 
 
 def _normalizes(region: Region) -> bool:
-    """Whether a region computes or reads the statistics of rows.
+    """Return True if a region computes or reads the statistics of rows.
 
     The mean of a row with an infinity is NaN in PyTorch's kernels, which update it, and infinite in compiled
-    code, which divides a sum; the row's results are NaN in both. And infinite statistics, which no kernel
-    gives beside a number, come to one or the other in a backward.
+    code, which divides a sum; the row's results are NaN in both. In a backward, infinite statistics, which no
+    kernel returns together with finite results, lead to infinity or NaN.
     """
     return any("_norm" in str(call.operator) for call, *_ in region.calls)
 
 
 def _in_float32(text: str, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """What PyTorch's kernels give where the region's halves are float32."""
+    """Return the results of PyTorch's kernels with float32 in the place of the region's half precisions."""
     region = decode_region(in_float32(text))
     with torch.no_grad():
         return region.run([t.to(dtype) for t, (dtype, _) in zip(tensors, region.inputs, strict=True)])
 
 
 def _is_nearer(found: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether results in a half precision are as near to those in float32 as PyTorch's are.
+    """Return True if results in a half precision are as close to those in float32 as PyTorch's are.
 
-    PyTorch's LayerNorm, for one, adds the gradients of its weight up in bfloat16, compiled code in float32.
+    For example, PyTorch's LayerNorm sums the gradients of its weight in bfloat16, compiled code in float32.
     """
     finite = torch.isfinite(expected) & torch.isfinite(exact)
     other = torch.where(finite, 0, expected)

@@ -1,7 +1,8 @@
-"""Makes regions with torch's inductor: those of a graph as one library, by one run of the compiler.
+"""Compilation of regions by torch's inductor: one run of the compiler makes one library for a graph.
 
-What inductor does not make of kernels alone becomes a package of AOTInductor's instead, one by one. That
-takes ten times as long, as each has a container for models compiled into it, and it is called through Python.
+A region that inductor does not compile to kernels only becomes a package of AOTInductor instead, one by one.
+A package takes ten times as long, as a container for models is compiled into it, and is called through
+Python.
 """
 
 from __future__ import annotations
@@ -40,20 +41,21 @@ from torch2ort.support.startup_timing import SESSION, timed
 
 _LIBRARY = "regions.so"
 _PACKAGE = "region.pt2"
-# How the functions of a library are called, and on what they were compared; another number for another way.
+# The version of the libraries' calling convention and of the comparison that they passed.
 _FORM = "3"
-# For sizes that vary: large, so that inductor adds up with care, and primes, so that it sees no pattern.
+# Hints for varying sizes: large, so that inductor computes sums with care, and prime, so that it sees no
+# pattern.
 _HINTS = (4099, 4111, 4127, 4129, 4133, 4139, 4153, 4157)
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Made:
-    """A region that was compiled now.
+    """A region that was just compiled.
 
     Attributes:
-        run: runs it; compared with nothing yet.
-        kept: what a store can hold of it.
+        run: runs the region; its results are not compared yet.
+        kept: its entry for a store.
     """
 
     run: Run
@@ -65,7 +67,7 @@ class Unmade:
     """A region that could not be compiled.
 
     Attributes:
-        reason: what was said.
+        reason: the message of the error.
     """
 
     reason: str
@@ -85,7 +87,7 @@ def make(texts: Sequence[str]) -> dict[str, Made | Unmade]:
 
 
 def restored(text: str, entry: Entry) -> Run | None:
-    """What runs a region that a store held; ``None`` if it does not run here.
+    """Return the function that runs a region from a store; ``None`` if it does not load on this machine.
 
     Args:
         text: of the region.
@@ -102,13 +104,13 @@ def restored(text: str, entry: Entry) -> Run | None:
 
 
 def surroundings() -> dict[str, str]:
-    """What a library depends on besides its regions, told without a compiler: one that is kept needs none."""
+    """Return what a library depends on besides its regions; no compiler is needed to know it."""
     return {
         "torch": torch.__version__,
-        # The environment may ask for less than the processor has.
+        # The environment may request fewer vector instructions than the processor has.
         "vectors": torch.backends.cpu.get_cpu_capability(),
         "threads": str(_threads()),
-        # The compiler writes for the very processor that it runs on.
+        # The compiler generates code for the processor that it runs on.
         "processor": processor_features(),
         "form": _FORM,
     }
@@ -117,7 +119,7 @@ def surroundings() -> dict[str, str]:
 @timed(SESSION)
 @exclusive.exporting()
 def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
-    """The regions that inductor makes of kernels alone, and why it does not make others so."""
+    """Return the regions that inductor compiles to kernels only, and the reason for each of the others."""
     programs: dict[str, Program] = {}
     parts: list[str] = []
     kernels: list[Kernel] = []
@@ -130,8 +132,8 @@ def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
                 varying = tuple(region.varying)
                 found = lowered(_code_of(region), region.inputs, varying)
                 programs[text], part = program_of(entry, found, varying)
-            except Exception as error:  # whatever a compiler can say
-                logger.info("a fused region is no library: %s", _said(error))
+            except Exception as error:  # a compiler may raise any error
+                logger.info("a fused region is not compiled to a library: %s", _said(error))
                 made[text] = Unmade(_said(error))
                 continue
             parts.append(part)
@@ -142,7 +144,7 @@ def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
             library = private.compile_library(text_of(parts, kernels), folder, threads=_threads())
             runs = {text: loaded(library, decode_region(text), p) for text, p in programs.items()}
         except Exception as error:  # likewise
-            logger.info("fused regions are no library: %s", _said(error))
+            logger.info("fused regions are not compiled to a library: %s", _said(error))
             return made | dict.fromkeys(programs, Unmade(_said(error)))
     files = {_LIBRARY: library}
     return made | {t: Made(run, Kept({"program": _encoded(run.program)}, files)) for t, run in runs.items()}
@@ -171,7 +173,7 @@ def _package(package: bytes) -> Run:
 
 @contextmanager
 def _compiling() -> Iterator[Path]:
-    """An empty folder, and a compiler that says nothing."""
+    """Yield an empty folder; the compiler's messages are suppressed."""
     with (
         tempfile.TemporaryDirectory(prefix="torch2ort-") as folder,
         quiet(),
@@ -182,10 +184,10 @@ def _compiling() -> Iterator[Path]:
 
 
 def _code_of(region: Region) -> str:
-    """What inductor writes for a region.
+    """Return the code that inductor writes for a region.
 
     Raises:
-        UnknownCodeError: it would not be right for all sizes.
+        UnknownCodeError: it would not be correct for all sizes.
     """
     if not region.varying:
         return private.wrapper_of(region.run, _samples(region), threads=_threads())
@@ -199,7 +201,7 @@ def _code_of(region: Region) -> str:
 
 
 def _is_of_large_sizes(condition: sympy.Expr) -> bool:
-    """Whether a condition says that sizes are large, where inductor adds up with more care than for small."""
+    """Return True if a condition requires large sizes, for which inductor computes sums with more care."""
     if not isinstance(condition, (sympy.StrictGreaterThan, sympy.GreaterThan)):
         condition = getattr(condition, "reversed", condition)
     if not isinstance(condition, (sympy.StrictGreaterThan, sympy.GreaterThan)):
@@ -226,5 +228,5 @@ def _decoded(text: str) -> Program:
 
 
 def _threads() -> int:
-    """One, or as many as there are when it runs."""
+    """Return 1, or -1: the number of threads at the time of the run."""
     return 1 if torch.get_num_threads() == 1 else -1

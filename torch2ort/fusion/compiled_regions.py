@@ -1,4 +1,4 @@
-"""Compiled regions: made by torch's inductor, kept in the export cache, loaded once a process."""
+"""Compiled regions: made by torch's inductor, stored in the export cache, loaded once per process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch2ort.support.user_warnings import warn
 
 @dataclass
 class _Libraries:
-    """The regions of the process by their texts; ``None`` for one that was not to be had."""
+    """The regions of the process by their texts; ``None`` for one that could not be compiled."""
 
     loaded: dict[str, Run | None] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -28,13 +28,13 @@ _LIBRARIES = _Libraries()
 
 
 def library_of(text: str) -> Run:
-    """What runs a region that :func:`compiled` was asked for.
+    """Return the function that runs a region passed to :func:`compiled` before.
 
     Args:
         text: of the region.
 
     Raises:
-        EngineError: nobody asked, or there was no compiler.
+        EngineError: the region was not passed to it, or could not be compiled.
     """
     run = _LIBRARIES.loaded.get(text)
     if run is None:
@@ -46,7 +46,7 @@ def library_of(text: str) -> Run:
 
 
 def native_of(text: str) -> NativeRegion | None:
-    """The region as a node can call it without Python; ``None`` if it cannot.
+    """Return the region in the form that a node calls without Python; ``None`` if it has no such form.
 
     Args:
         text: of the region.
@@ -56,11 +56,11 @@ def native_of(text: str) -> NativeRegion | None:
 
 
 def compiled(texts: Iterable[str], store: Store | None) -> frozenset[str]:
-    """The regions that can be run as one kernel each: found in the store, or compiled now, all at once.
+    """Return the regions that run as one kernel each; those that the store lacks are compiled, all at once.
 
     Args:
         texts: of the regions.
-        store: where libraries are kept; ``None`` keeps them for this process alone.
+        store: stores the libraries; ``None`` keeps them for this process only.
     """
     wanted = list(dict.fromkeys(texts))
     with _LIBRARIES.lock:
@@ -70,7 +70,7 @@ def compiled(texts: Iterable[str], store: Store | None) -> frozenset[str]:
 
 
 def obtained(texts: Sequence[str], store: Store | None) -> dict[str, Run | None]:
-    """What runs each region: out of the store, or compiled now; ``None``, with a warning, if it cannot be.
+    """Return the function that runs each region, loaded or compiled now; else ``None``, with a warning.
 
     Args:
         texts: of the regions, each once.

@@ -1,7 +1,7 @@
-"""The library of several regions as one text in C++, so that a compiler reads inductor's headers once.
+"""The library of several regions as one C++ source, so that a compiler reads inductor's headers once.
 
-Each region is a function that takes the addresses of its memory: of the inputs, of the outputs, and of what
-it needs in between, and the sizes that vary. Of those, another function tells what all else comes to.
+Each region is a function that takes the addresses of its memory (inputs, outputs and temporaries) and the
+varying sizes. A second function computes all other sizes from those.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ TORCH2ORT_EXPORT void {entry}(const int64_t* sizes, int64_t* numbers) {{
 
 @dataclass(frozen=True)
 class Program:
-    """How a region is called in its library.
+    """The calling convention of a region in its library.
 
     Attributes:
-        entry: name of its function, which takes addresses and the sizes that vary.
-        outputs: element type and sizes of each tensor that it gives; all are contiguous.
+        entry: name of its function, which takes addresses and the varying sizes.
+        outputs: element type and sizes of each output tensor; all are contiguous.
         temporaries: bytes of each piece of memory that it needs besides inputs and outputs.
     """
 
@@ -58,24 +58,24 @@ class Program:
 
     @property
     def numbers(self) -> str:
-        """Name of the function that tells what sizes come to, one after the other.
+        """Name of the function that computes sizes; only a region with varying sizes has one.
 
-        Those of the dimensions of the inputs, then of the outputs, and the bytes of the temporaries. Only a
-        region has one whose sizes vary.
+        It writes the sizes of the inputs' dimensions, then those of the outputs', then the bytes of the
+        temporaries.
         """
         return f"{self.entry}_numbers"
 
 
 def program_of(entry: str, found: Lowered, varying: Sequence[str] = ()) -> tuple[Program, str]:
-    """How a region is called, and its part of the library's text.
+    """Return the calling convention of a region, and its part of the library's source.
 
     Args:
-        entry: what its function is to be called, unique in the library.
-        found: what inductor made of it.
-        varying: names of the sizes that vary, in the order in which the function takes them.
+        entry: the name of its function, unique in the library.
+        found: the kernels and calls that inductor made of it.
+        varying: names of the varying sizes, in the order of the function's parameters.
 
     Raises:
-        UnknownCodeError: a kernel is written in another form than the one known here.
+        UnknownCodeError: a kernel is written in an unknown form.
     """
     names = {name: f"sizes[{i}]" for i, name in enumerate(varying)}
     places, copies = _places(found)
@@ -107,7 +107,7 @@ def program_of(entry: str, found: Lowered, varying: Sequence[str] = ()) -> tuple
 
 
 def text_of(parts: Iterable[str], kernels: Iterable[Kernel]) -> str:
-    """The text of a library.
+    """Return the source of a library.
 
     Args:
         parts: of its regions.
@@ -118,9 +118,9 @@ def text_of(parts: Iterable[str], kernels: Iterable[Kernel]) -> str:
 
 
 def _places(found: Lowered) -> tuple[Mapping[Buffer, int], list[tuple[int, View]]]:
-    """The number of each buffer among the addresses, and the outputs that are copied at the end.
+    """Return the index of each buffer among the addresses, and the outputs that are copied at the end.
 
-    A buffer is the memory of the output that it holds; what lies in one of several tensors is copied.
+    A buffer that consists of one output is that output's memory; other outputs are copied from their buffers.
     """
     places = {view.buffer: i for i, view in enumerate(found.inputs)}
     copies = []
@@ -142,14 +142,14 @@ def _address(view: View, places: Mapping[Buffer, int], names: Mapping[str, str])
 
 
 def _in_cpp(size: Size, names: Mapping[str, str]) -> str:
-    """A size as C++ computes it, where no part of it is negative.
+    """Return the C++ expression of a size of which no part is negative.
 
     Args:
-        size: a number, or an expression over sizes that vary.
-        names: what each of these is called there.
+        size: a number, or an expression over varying sizes.
+        names: the C++ expression of each varying size.
 
     Raises:
-        UnknownCodeError: it holds something that is not known here.
+        UnknownCodeError: the expression contains an unknown operator.
     """
     if isinstance(size, int) or size.is_Integer:
         return str(int(size))
@@ -166,7 +166,7 @@ def _in_cpp(size: Size, names: Mapping[str, str]) -> str:
 
 
 def _joined(sizes: Sequence[sympy.Expr], sign: str, names: Mapping[str, str]) -> str:
-    """Several sizes, with an operator between them; see :func:`_in_cpp`."""
+    """Return several sizes with an operator between them; see :func:`_in_cpp`."""
     return f"({f' {sign} '.join(_in_cpp(size, names) for size in sizes)})"
 
 

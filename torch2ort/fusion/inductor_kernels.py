@@ -1,7 +1,7 @@
-"""What torch's inductor makes of a region: kernels in C++, and the order in which they are called.
+"""The code that torch's inductor generates for a region: kernels in C++, and the order of their calls.
 
-Inductor writes a module in Python that holds the kernels as texts and calls them one after the other. Its
-calls are run here once, on stand-ins for tensors, which note what is called with what. A module that does
+Inductor writes a Python module that contains the sources of the kernels and calls them one after the other.
+The module is run here once, on placeholders of tensors, and its calls are recorded. A module that does
 anything else is refused.
 """
 
@@ -19,14 +19,14 @@ import torch
 from torch2ort.fusion.region import SMALLEST, Shape, Size
 from torch2ort.sizes.expressions import symbol
 
-# What is kept of the module: its kernels, and what calls them.
+# The parts of the module that are kept: its kernels, and the code that calls them.
 _CALLS = frozenset({"Runner", "call", "runner"})
-# What a kernel takes besides addresses: a size that varies, or what is computed of some.
+# The type of a kernel's parameters besides addresses: varying sizes, or numbers computed of these.
 _NUMBER = "const int64_t"
 
 
 class UnknownCodeError(Exception):
-    """Inductor wrote something that is not known here."""
+    """Inductor wrote code of an unknown form."""
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class Buffer:
 
     Attributes:
         size: in bytes.
-        is_input: whether the caller's, which nobody writes to.
+        is_input: whether it is an input of the caller, which is not written to.
     """
 
     size: Size
@@ -47,10 +47,10 @@ class View:
     """A tensor in a buffer.
 
     Attributes:
-        buffer: where it lies.
+        buffer: its memory.
         dtype: type of its elements.
         sizes: of its dimensions.
-        strides: likewise, in elements.
+        strides: of its dimensions, in elements.
         offset: of its first element from the buffer's beginning, in bytes.
     """
 
@@ -67,7 +67,7 @@ class View:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether it lies in the order of its dimensions, without gaps."""
+        """True if its elements are in the order of its dimensions, without gaps."""
         return _fits(self.sizes, self.strides, _dense(self.sizes))
 
 
@@ -77,7 +77,7 @@ class Kernel:
 
     Attributes:
         types: of its parameters: pointers, and numbers of 64 bits.
-        source: its text, where it is called ``kernel``.
+        source: its text, in which its name is ``kernel``.
     """
 
     types: tuple[str, ...]
@@ -86,13 +86,13 @@ class Kernel:
 
 @dataclass
 class Lowered:
-    """What inductor makes of a region.
+    """The code that inductor generates for a region.
 
     Attributes:
-        calls: kernels with what they are called with, in order.
+        calls: kernels with their arguments, in order.
         inputs: the tensors that the region reads.
-        outputs: those that it gives, contiguous; several may lie in one buffer, or in that of an input.
-        buffers: the memory that the calls need besides the inputs'.
+        outputs: its results, contiguous; several may share one buffer, or that of an input.
+        buffers: the memory that the calls need besides the inputs.
     """
 
     inputs: tuple[View, ...]
@@ -102,15 +102,15 @@ class Lowered:
 
 
 def lowered(code: str, inputs: Sequence[Shape], varying: Sequence[str] = ()) -> Lowered:
-    """What the module ``code`` does.
+    """Return the kernels, calls and buffers of the module ``code``.
 
     Args:
         code: as inductor writes it.
-        inputs: element type and sizes of the tensors that it takes, all contiguous.
-        varying: names of the sizes that vary, which it takes in front of them.
+        inputs: element type and sizes of its tensor arguments, all contiguous.
+        varying: names of the varying sizes, which are its first arguments.
 
     Raises:
-        UnknownCodeError: it does more than to call kernels, or something that is not known here.
+        UnknownCodeError: the module does more than call kernels, or is of an unknown form.
     """
     views = []
     for dtype, sizes in inputs:
@@ -123,22 +123,22 @@ def lowered(code: str, inputs: Sequence[Shape], varying: Sequence[str] = ()) -> 
         outputs = call([*map(symbol, varying), *views])
     except UnknownCodeError:
         raise
-    except Exception as error:  # whatever a stand-in makes of an operator that it knows not
+    except Exception as error:  # a placeholder raises any error for an operator that it does not support
         raise UnknownCodeError(f"{type(error).__name__}: {error}") from error
     if not all(isinstance(output, View) and output.is_contiguous for output in outputs):
-        raise UnknownCodeError("an output is no tensor in the order of its dimensions")
+        raise UnknownCodeError("an output is not a contiguous tensor")
     recorder.found.outputs = tuple(outputs)
     return recorder.found
 
 
 class _Recorder:
-    """Stands for what inductor's module calls."""
+    """The replacement of the functions that inductor's module calls; it records the calls."""
 
     def __init__(self, found: Lowered) -> None:
         self.found = found
 
     def names(self) -> dict[str, Any]:
-        """What the module finds under the names that it uses."""
+        """Return the objects for the global names that the module uses."""
         return {
             "torch": torch,
             "async_compile": self,
@@ -148,12 +148,12 @@ class _Recorder:
         }
 
     def cpp_pybinding(self, types: Sequence[str], source: str) -> Callable[..., None]:
-        """A kernel that the module can call."""
+        """Return a kernel that the module can call."""
         kernel = Kernel(tuple(types), source)
 
         def call(*given: View | Size) -> None:
             if len(given) != len(types):
-                raise UnknownCodeError("a kernel is called with more or less than it takes")
+                raise UnknownCodeError("a kernel is called with a wrong number of arguments")
             for value, kind in zip(given, types, strict=True):
                 if not _is_taken(value, kind):
                     raise UnknownCodeError(f"a kernel is called with {value!r} for {kind}")
@@ -162,7 +162,7 @@ class _Recorder:
         return call
 
     def empty(self, sizes: tuple[Size, ...], strides: tuple[Size, ...], dtype: torch.dtype) -> View:
-        """Memory that nobody wrote to."""
+        """Return a view of new, uninitialized memory."""
         buffer = Buffer(_extent(sizes, strides) * dtype.itemsize)
         self.found.buffers.append(buffer)
         return View(buffer, dtype, tuple(sizes), tuple(strides))
@@ -170,7 +170,7 @@ class _Recorder:
     def reinterpret(
         self, view: View, sizes: tuple[Size, ...], strides: tuple[Size, ...], offset: Size
     ) -> View:
-        """The same memory in other sizes."""
+        """Return a view of the same memory with other sizes."""
         start = view.offset + offset * view.dtype.itemsize
         made = View(view.buffer, view.dtype, tuple(sizes), tuple(strides), start)
         if not _is_never_negative(start) or not _is_never_negative(view.buffer.size - start - made.extent):
@@ -178,13 +178,13 @@ class _Recorder:
         return made
 
     def expect(self, view: View, sizes: tuple[Size, ...], strides: tuple[Size, ...], *said: str) -> None:
-        """Refuse another order than the kernels are for."""
+        """Refuse a memory layout that differs from the one that the kernels expect."""
         if not _is_equal(view.sizes, tuple(sizes)) or not _fits(view.sizes, view.strides, tuple(strides)):
-            raise UnknownCodeError("the kernels are for another order in memory")
+            raise UnknownCodeError("the kernels expect another memory layout")
 
 
 def _caller(code: str, recorder: _Recorder) -> Callable[[list[View | Size]], Sequence[View]]:
-    """The function ``call`` of inductor's module."""
+    """Return the function ``call`` of inductor's module."""
     module = ast.parse(code)
     module.body = [statement for statement in module.body if _is_kept(statement)]
     names = recorder.names()
@@ -207,20 +207,20 @@ def _is_kept(statement: ast.stmt) -> bool:
 
 
 def _is_taken(value: View | Size, kind: str) -> bool:
-    """Whether a kernel can be called with a value where it has a parameter of a type."""
+    """Return True if a kernel accepts a value for a parameter of the type ``kind``."""
     if not isinstance(value, View):
         return kind == _NUMBER and isinstance(value, int | sympy.Expr)
     return kind.endswith("*") and (kind.startswith("const ") or not value.buffer.is_input)
 
 
 def _dense(sizes: Sequence[Size]) -> tuple[Size, ...]:
-    # What varies is never 0.
+    # A varying size is never 0.
     counts = [max(size, 1) if isinstance(size, int) else size for size in sizes]
     return tuple(math.prod(counts[i + 1 :]) for i in range(len(sizes)))
 
 
 def _fits(sizes: Sequence[Size], strides: Sequence[Size], expected: Sequence[Size]) -> bool:
-    """Whether strides are as expected where they count."""
+    """Return True if strides are as expected, in dimensions of other sizes than 1."""
     return all(
         size == 1 or _is_equal([stride], [wanted])
         for size, stride, wanted in zip(sizes, strides, expected, strict=True)
@@ -228,14 +228,14 @@ def _fits(sizes: Sequence[Size], strides: Sequence[Size], expected: Sequence[Siz
 
 
 def _is_equal(these: Sequence[Size], those: Sequence[Size]) -> bool:
-    """Whether sizes are the same, whatever those are that vary."""
+    """Return True if sizes are equal for all values of the varying ones."""
     return len(these) == len(those) and all(
         sympy.expand(one - other) == 0 for one, other in zip(these, those, strict=True)
     )
 
 
 def _is_never_negative(size: Size) -> bool:
-    """Whether it is known of a size that it is no less than 0."""
+    """Return True if a size is known to be at least 0."""
     if isinstance(size, int):
         return size >= 0
     more = {s: symbol(s.name) + SMALLEST for s in size.free_symbols}
@@ -243,9 +243,9 @@ def _is_never_negative(size: Size) -> bool:
 
 
 def _extent(sizes: Sequence[Size], strides: Sequence[Size]) -> Size:
-    """Elements from the first to the last."""
+    """Return the number of elements from the first to the last, with those in gaps."""
     if 0 in sizes:
         return 0
     extent: Size = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    # In one form, so that equal ones are equal.
+    # The expanded form makes equal extents compare equal.
     return extent if isinstance(extent, int) else sympy.expand(extent)

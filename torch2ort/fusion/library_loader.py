@@ -1,4 +1,4 @@
-"""Libraries of regions in this process, and how Python calls one of their functions."""
+"""Libraries of regions that are loaded in this process, and calls of their functions from Python."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torch2ort.fusion.region import Region, shape_of
 
 @dataclass(frozen=True)
 class NativeRegion:
-    """A region that is called by an address, from Python or, without it, by a node.
+    """A region that is called by its address, from Python, or from a node without Python.
 
     Attributes:
-        address: of the function, which takes the addresses of all memory and the sizes that vary, and gives 0
+        address: of the function, which takes the addresses of all memory and the varying sizes, and returns 0
             if it succeeded.
-        region: what it computes.
-        program: what memory it takes.
-        numbers: address of the function that tells what sizes come to; 0 where none varies.
+        region: its computation.
+        program: its outputs and temporaries.
+        numbers: address of the function that computes sizes; 0 if no size varies.
     """
 
     address: int
@@ -36,10 +36,10 @@ class NativeRegion:
     numbers: int = 0
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The region's outputs for inputs that :meth:`Region.check` lets pass.
+        """Return the region's outputs for inputs that :meth:`Region.check` accepts.
 
         Raises:
-            EngineError: the library gave up.
+            EngineError: the library failed.
         """
         values = self.region.values(tensors)
         outputs = [
@@ -58,28 +58,28 @@ class NativeRegion:
 
 @dataclass
 class _Loaded:
-    """By the hash of a library's bytes, that library, which stays until the process ends."""
+    """Libraries by the hash of their bytes; a library stays loaded until the process ends."""
 
     libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 _LOADED = _Loaded()
-# ctypes gives up Python's lock for the length of the call.
+# ctypes releases the GIL during the call.
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64))
 
 
 def loaded(library: bytes, region: Region, program: Program) -> NativeRegion:
-    """A region of a library.
+    """Load a region of a library.
 
     Args:
-        library: its file.
-        region: what is called.
-        program: how it is called.
+        library: the content of its file.
+        region: the region.
+        program: its calling convention.
 
     Raises:
-        OSError: the file is no library for this machine.
-        AttributeError: it has no such function.
+        OSError: the file is not a library for this machine.
+        AttributeError: the library has no such function.
     """
     name = sha256(library)
     with _LOADED.lock:

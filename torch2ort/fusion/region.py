@@ -1,7 +1,7 @@
-"""A region of a program: calls of ATen operators, their operands by number, types known, and sizes by name.
+"""A region of a program: calls of ATen operators with numbered operands, known types and named sizes.
 
-A size is a number, or an expression over sizes that vary. Each of these has a name, and is a dimension of
-some tensor that the region reads.
+A size is a number, or an expression over varying sizes. Each varying size has a name, and is a dimension of
+a tensor that the region reads.
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from torch2ort.sizes import expressions
 Size: TypeAlias = int | sympy.Expr
 # Element type and sizes of a tensor.
 Shape: TypeAlias = tuple[torch.dtype, tuple[Size, ...]]
-# A file may hold any text: none of these takes long to build.
+# A file may contain any text: one that these patterns accept is parsed quickly.
 _POWER = re.compile(r"\b[A-Za-z]\w*\*\*\d\b(?!\*\*)")
 _PLAIN = re.compile(r"(?!.*(?:\*\*|\d{19}))[\w+\-*/%(), ]{1,400}")
-# What compiled code takes a size that varies to be at least, as torch does: 0 and 1 have rules of their own.
+# The smallest value that compiled code assumes for a varying size, as torch does: 0 and 1 have separate
+# rules.
 SMALLEST = 2
-# Numbers that a region is tried on besides random ones, one set after the other: what an infinity makes of a
-# row would hide the others.
+# Numbers that a region is tried on besides random ones, one set after the other: the effect of an infinity on
+# its row would hide that of the others.
 ORDINARY = (math.nan, 0.0, -0.0, 50.0, -50.0)
 INFINITE = (math.inf, -math.inf)
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Stands for the tensor whose sizes a call takes as numbers; see :class:`Call`."""
+    """A placeholder of the tensor whose sizes a call takes as numbers; see :class:`Call`."""
 
     shape: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Region:
-    """What a region computes.
+    """The computation of a region.
 
     Attributes:
         inputs: element type and sizes of each tensor that it reads; all are contiguous.
-        calls: what it calls, in order, the numbers of the tensors that each takes, and the sizes that it
-            takes as numbers. Inputs have the first numbers, results the next ones.
-        outputs: numbers of the tensors that it gives; all are contiguous, and no two share memory.
+        calls: its calls in order; for each, the numbers of the tensors and the sizes that are its arguments.
+            Inputs have the first numbers, results the next ones.
+        outputs: numbers of the tensors that it returns; all are contiguous, and no two share memory.
     """
 
     inputs: tuple[Shape, ...]
@@ -59,7 +60,7 @@ class Region:
 
     @functools.cached_property
     def varying(self) -> dict[str, tuple[int, int]]:
-        """The name of each size that varies -> an input and the dimension of it that it is."""
+        """The name of each varying size -> the index of an input, and its dimension of that size."""
         found: dict[str, tuple[int, int]] = {}
         for position, (_, sizes) in enumerate(self.inputs):
             for dimension, size in enumerate(sizes):
@@ -68,11 +69,11 @@ class Region:
         return found
 
     def values(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """What the sizes that vary are for these inputs, by name."""
+        """Return the values of the varying sizes for these inputs, by name."""
         return {name: tensors[i].shape[d] for name, (i, d) in self.varying.items()}
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The outputs, call by call in PyTorch's kernels."""
+        """Return the outputs, computed call by call by PyTorch's kernels."""
         sizes = self.values(tensors)
         values = list(tensors)
         for call, operands, numbers in self.calls:
@@ -84,10 +85,10 @@ class Region:
         return tuple(values[i].contiguous() for i in self.outputs)
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse tensors that compiled code would read as others.
+        """Refuse tensors that compiled code would misread.
 
         Raises:
-            EngineError: one has another type, other sizes or another order in memory.
+            EngineError: a tensor has another type, shape or memory layout than the region's input.
         """
         ranks = [len(sizes) for _, sizes in self.inputs] == [tensor.dim() for tensor in tensors]
         values = self.values(tensors) if ranks else {}
@@ -97,12 +98,12 @@ class Region:
                 raise EngineError(
                     f"tensor {position} of a fused region is {tensor.dtype} of shape {list(tensor.shape)}, "
                     f"but it was compiled for {dtype} of shape [{', '.join(map(written, sizes))}], "
-                    f"contiguous. A Function of the model gave another shape or type than when it was "
+                    f"contiguous. A Function of the model returned another shape or type than when it was "
                     f"exported. With Options(fuse=False) operators run one by one"
                 )
 
     def is_compiled_for(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether compiled code is for tensors of these sizes, which :meth:`check` lets pass."""
+        """Return True if compiled code supports the sizes of these tensors, which :meth:`check` accepts."""
         return all(value >= SMALLEST for value in self.values(tensors).values())
 
     def samples(
@@ -111,62 +112,62 @@ class Region:
         values: Mapping[str, int] | None = None,
         special: Sequence[float] = ORDINARY,
     ) -> list[torch.Tensor]:
-        """Random inputs, with a few special numbers among floating-point ones.
+        """Return random inputs, with a few special numbers among floating-point ones.
 
         Args:
-            generator: gives the numbers.
-            values: of the sizes that vary, by name.
-            special: numbers; of few, the first.
+            generator: the source of the random numbers.
+            values: of the varying sizes, by name.
+            special: the special numbers; small inputs contain only the first of them.
         """
         shapes = [(dtype, shape_of(sizes, values or {})) for dtype, sizes in self.inputs]
         return [_sample(dtype, shape, generator, special) for dtype, shape in shapes]
 
 
 def shape_of(sizes: Iterable[Size], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What sizes come to.
+    """Return the values of sizes.
 
     Args:
         sizes: numbers and expressions.
-        values: of what varies, by name.
+        values: of the varying sizes, by name.
     """
     return tuple(size if isinstance(size, int) else expressions.evaluate(size, values) for size in sizes)
 
 
 def written(size: Size) -> str:
-    """A size as a text."""
+    """Return a size as a text."""
     return str(size) if isinstance(size, int) else expressions.text(sympy.expand(size))
 
 
 def as_json(sizes: Iterable[Size]) -> list[int | str]:
-    """Sizes as JSON holds them; :func:`read` takes each of them back."""
+    """Return sizes as values for JSON; :func:`read` reads each of them."""
     return [size if isinstance(size, int) else written(size) for size in sizes]
 
 
 def read(size: int | str) -> Size:
-    """A size of which there is a number or a text.
+    """Return a size from its number or text.
 
     Raises:
-        ValueError: the text is no arithmetic of names and whole numbers.
+        ValueError: the text is not arithmetic of names and integers.
     """
     if isinstance(size, int):
         return int(size)
     if _PLAIN.fullmatch(_POWER.sub("n", size)) is None:
-        raise ValueError(f"{size!r} is no size")
+        raise ValueError(f"{size!r} is not a size")
     found = expressions.parse(size)
     return int(found) if found.is_Integer else found
 
 
 def shapes_as_json(shapes: Iterable[tuple[torch.dtype, Sequence[Size]]]) -> list[list[Any]]:
-    """Types and sizes of tensors as JSON holds them; :func:`read_shapes` takes them back."""
+    """Return types and sizes of tensors as values for JSON; :func:`read_shapes` reads them."""
     return [[str(dtype).removeprefix("torch."), as_json(sizes)] for dtype, sizes in shapes]
 
 
 def read_shapes(shapes: Iterable[Sequence[Any]]) -> tuple[Shape, ...]:
-    """Types and sizes of tensors.
+    """Return the types and sizes of tensors that :func:`shapes_as_json` wrote.
 
     Raises:
-        AttributeError: a type is none of torch's.
-        ValueError: a size is none, or something is missing.
+        AttributeError: a type is not one of torch's.
+        ValueError: a size is invalid or missing.
     """
     return tuple((getattr(torch, dtype), tuple(map(read, sizes))) for dtype, sizes in shapes)
 
@@ -176,12 +177,12 @@ def encode_region(
     calls: Sequence[tuple[str, Sequence[int], Sequence[Size]]],
     outputs: Sequence[int],
 ) -> str:
-    """The text that :func:`decode_region` turns back into a :class:`Region`.
+    """Return the text that :func:`decode_region` turns into a :class:`Region`.
 
     Args:
         inputs: as :attr:`Region.inputs`.
-        calls: of each call, what :func:`torch2ort.kernels.functions.encode_call` gave, its operands, and the
-            sizes that it takes.
+        calls: for each call, the text of :func:`torch2ort.kernels.functions.encode_call`, its operands, and
+            the sizes that are its arguments.
         outputs: as :attr:`Region.outputs`.
     """
     called = [[call, list(operands), as_json(numbers)] for call, operands, numbers in calls]
@@ -192,10 +193,10 @@ def encode_region(
 
 @functools.lru_cache(maxsize=1024)
 def decode_region(text: str) -> Region:
-    """The region that ``text`` describes.
+    """Return the region that ``text`` describes.
 
     Raises:
-        ModelLoadError: the text describes none.
+        ModelLoadError: the text does not describe a region.
     """
     try:
         record = json.loads(text)
@@ -209,7 +210,7 @@ def decode_region(text: str) -> Region:
         )
         named = {s.name for size in _sizes(region) if not isinstance(size, int) for s in size.free_symbols}
         if not named <= region.varying.keys():
-            raise ValueError("nothing tells a size")
+            raise ValueError("a size is not a dimension of an input")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"not a fused region: {text!r} ({error})") from None
     return region
@@ -223,15 +224,15 @@ def _sizes(region: Region) -> Iterable[Size]:
 
 
 def in_float32(text: str) -> str:
-    """The text of the same region with float32 in the place of each half precision."""
+    """Return the text of the same region with float32 in the place of each half precision."""
     return re.sub(r"\bb?float16\b", "float32", text)
 
 
 def calls_of(text: str) -> list[str]:
-    """The text of each call in what describes a region.
+    """Return the text of each call in the text of a region.
 
     Raises:
-        ModelLoadError: the text describes none.
+        ModelLoadError: the text does not describe a region.
     """
     decode_region(text)
     return [call for call, *_ in json.loads(text)["calls"]]
@@ -244,7 +245,7 @@ def _sample(
         return torch.randint(2, shape, generator=generator, device="cpu").to(dtype)
     values = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
     flat = values.view(-1)
-    # At the end of the first row, so that other rows of a normalisation stay numbers.
+    # Special numbers are at the start of the first row, so that a normalization of other rows stays finite.
     special = special[: max(flat.numel() // 8, min(flat.numel(), 2) if special is INFINITE else 0)]
     flat[: len(special)] = torch.tensor(special, dtype=dtype, device="cpu")
     return values

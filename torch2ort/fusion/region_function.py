@@ -11,12 +11,12 @@ from torch2ort._torch import dispatch as private
 
 
 class FusedRegion(Function):
-    """Several operators in one kernel; nothing differentiates it, as it is part of a half of a step."""
+    """Several operators in one kernel. It has no backward, as it is part of a half of a step."""
 
     @staticmethod
     def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs of the region that ``text`` describes."""
-        # They are slow to import, and most graphs have no region.
+        """Return the outputs of the region that ``text`` describes."""
+        # These modules are slow to import, and most graphs have no region.
         from torch2ort.fusion.compiled_regions import library_of
         from torch2ort.fusion.region import decode_region
 

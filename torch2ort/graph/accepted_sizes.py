@@ -1,7 +1,7 @@
-"""Which sizes a graph accepts.
+"""The input sizes that a graph accepts.
 
-A traced graph holds for the sizes that satisfy the conditions torch.export found on the way: fixed
-dimensions, ranges, and relations such as ``size(0, 1) % 4 == 0``. They are checked, never assumed.
+A traced graph is valid for the sizes that satisfy the conditions that torch.export found during the trace:
+fixed dimensions, ranges, and relations such as ``size(0, 1) % 4 == 0``. They are checked, never assumed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch2ort.errors import ModelLoadError
 
 Shapes = Sequence[Sequence[int]]
 
-# No condition on sizes comes near: above, whoever wrote the text wants time or memory.
+# No real condition on sizes comes near these limits; a text above them is meant to use up time or memory.
 _MOST_BITS = 4096
 _LONGEST_TEXT = 1 << 16
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """``base ** exponent``, within bounds."""
+    """Return ``base ** exponent``; raise OverflowError if the result is too large."""
     if abs(exponent) * max(1, int(abs(base)).bit_length()) > _MOST_BITS:
-        raise OverflowError(f"{base} ** {exponent} is no condition on sizes")
+        raise OverflowError(f"{base} ** {exponent} is not a condition on sizes")
     return base**exponent
 
 
@@ -78,12 +78,12 @@ class Sizes:
         self._accepted: set[tuple[tuple[int, ...], ...]] = set()
 
     def narrowed(self, conditions: Mapping[str, str]) -> Sizes:
-        """Those of these sizes for which further guards hold, each with its line."""
+        """Return these sizes with further guards (guard -> its line)."""
         guards = (*self.guards, *conditions)
         return Sizes(self.names, self.dims, self.ranges, guards, {**self.lines, **conditions})
 
     def conditions(self, shapes: Sequence[Sequence[Any]]) -> list[tuple[str, Any]]:
-        """All that has to hold of sizes, each with its text; of symbolic sizes it is symbolic."""
+        """Return all conditions on the sizes of ``shapes``, each with its text; symbolic if the sizes are."""
         found: list[tuple[str, Any]] = []
         seen: dict[str, tuple[str, Any]] = {}
         for name, dims, shape in zip(self.names, self.dims, shapes, strict=True):
@@ -95,13 +95,14 @@ class Sizes:
                 low, high = self.ranges.get(expected, (0, None))
                 first, known = seen.setdefault(expected, (where, given))
                 found += [(f"{where} is {first}", given == known)] if first != where else []
-                # A trace takes sizes that vary for 2 or more, and is right for fewer.
+                # A trace assumes that varying sizes are at least 2, but its graph is correct for smaller
+                # ones, too.
                 found += [(f"{where} is at least {low}", given >= low)] if low > 2 else []
                 found += [] if high is None else [(f"{where} is at most {high}", given <= high)]
         return found + [(text, condition(shapes)) for text, condition in self._compiled]
 
     def mismatch(self, shapes: Shapes) -> str | None:
-        """``None`` if the graph holds for ``shapes``, else a sentence: where, expected, given, what to do."""
+        """Return ``None`` if the graph accepts ``shapes``, else a sentence: expected, given, what to do."""
         key = tuple(tuple(s) for s in shapes)
         if key in self._accepted:
             return None
@@ -155,7 +156,7 @@ class Sizes:
 
 
 def _compile(text: str) -> Callable[[Shapes], Any]:
-    """A guard as a function; only arithmetic and comparisons of sizes, whoever wrote the text."""
+    """Return a guard as a function. The text is untrusted: only arithmetic and comparisons are accepted."""
     if type(text) is not str or len(text) > _LONGEST_TEXT:
         raise ModelLoadError(f"{reprlib.repr(text)} is not a condition on sizes")
     try:

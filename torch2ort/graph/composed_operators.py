@@ -1,7 +1,8 @@
-"""Operators of later opsets, in files in the places of nodes that compute the same.
+"""Operators of later opsets that replace, in files, the nodes that compute the same.
 
-Swish came with opset 24, RMSNormalization and Attention with 23. A graph that torch2ort runs has the nodes
-that PyTorch's operators were translated to. In a file one operator has their place; they are its metadata.
+Swish came with opset 24, RMSNormalization and Attention with 23. A graph that torch2ort runs contains the
+nodes that PyTorch's operators were translated to. In a file one operator replaces them and stores them as its
+metadata.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ _PARTS = frozenset(
     | {"Sqrt", "Transpose"}
 )
 _OURS = "torch2ort."
-# What gives the scores of attention.
+# The operators that can compute the scores of attention.
 _SCORES = ("MatMul", "Mul", "Div")
 _FLOAT = onnx.TensorProto.FLOAT
 
 
 def may_compose(model: onnx.ModelProto) -> bool:
-    """Whether the opset of a model has such operators."""
+    """Return True if the opset of a model has such operators."""
     return opset_of(model) >= _ATTENTION
 
 
 def compose(model: onnx.ModelProto) -> None:
-    """Put operators of later opsets into a model, which :func:`decompose` takes out."""
+    """Replace nodes of a model by operators of later opsets; :func:`decompose` reverses this."""
     opset = opset_of(model)
     finders = [_attention, _rms_normalization] if opset >= _ATTENTION else []
     finders += [_swish] if opset >= _SWISH else []
@@ -54,10 +55,10 @@ def compose(model: onnx.ModelProto) -> None:
 
 
 def decompose(model: onnx.ModelProto) -> None:
-    """Put the nodes back whose places operators have.
+    """Replace the operators that :func:`compose` made by the nodes in their metadata.
 
     Raises:
-        ModelLoadError: another tool changed an operator, or its metadata are damaged.
+        ModelLoadError: another tool changed an operator, or its metadata is damaged.
     """
     nodes: list[onnx.NodeProto] = []
     given_up: set[str] = set()
@@ -86,12 +87,12 @@ def decompose(model: onnx.ModelProto) -> None:
 
 @dataclass
 class _Found:
-    """Nodes that an operator computes.
+    """Nodes, and the operator that replaces them.
 
     Attributes:
         node: the operator; its output is that of the last part.
-        parts: the nodes, in order; nobody else reads what they give, but for the last one.
-        made: nodes in front of the operator that its inputs need.
+        parts: the nodes, in order; no other node reads their outputs, except that of the last one.
+        made: additional nodes that compute inputs of the operator.
     """
 
     node: onnx.NodeProto
@@ -100,7 +101,7 @@ class _Found:
 
 
 class _Graph:
-    """A graph in which nodes are found by what they give."""
+    """A graph in which nodes are found by their outputs."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._graph = graph
@@ -114,18 +115,18 @@ class _Graph:
         self._gone: set[int] = set()
 
     def maker(self, name: str, operator: str) -> onnx.NodeProto | None:
-        """The node of an operator that gives a value which one node alone reads."""
+        """Return the node that computes a value, if it is of this operator and the value is read once."""
         node = self._makers.get(name)
         is_one = node is not None and not node.domain and node.op_type == operator
         return node if is_one and self._readers[name] == 1 and id(node) not in self._gone else None
 
     def number(self, name: str) -> float | None:
-        """A value that is one known number."""
+        """Return a known value of one element as a number; ``None`` for other values."""
         array = self.array(name)
         return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
     def array(self, name: str) -> np.ndarray[Any, Any] | None:
-        """A value that is known."""
+        """Return the value of an initializer or a Constant; ``None`` for other values."""
         node = self._makers.get(name)
         if node is not None and node.op_type == "Constant" and not node.domain:
             value = next((a.t for a in node.attribute if a.name == "value"), None)
@@ -133,16 +134,16 @@ class _Graph:
         return numpy_helper.to_array(self._tensors[name]) if name in self._tensors else None
 
     def element(self, name: str) -> int:
-        """The element type of a value; 0 where it is not known."""
+        """Return the element type of a value; 0 if it is not known."""
         return self._tensors[name].data_type if name in self._tensors else self._type(name).elem_type
 
     def rank(self, name: str) -> int | None:
-        """The rank of a value; ``None`` where it is not known."""
+        """Return the rank of a value; ``None`` if it is not known."""
         shape = self.shape(name)
         return None if shape is None else len(shape)
 
     def shape(self, name: str) -> list[int | str] | None:
-        """Numbers and names of sizes; ``None`` where one is not known."""
+        """Return the sizes of a value, as numbers and names; ``None`` if one is not known."""
         if name in self._tensors:
             return list(self._tensors[name].dims)
         known = self._type(name)
@@ -154,7 +155,7 @@ class _Graph:
         return found
 
     def replace(self, found: _Found) -> None:
-        """Let an operator stand in the place of the last of its parts."""
+        """Replace the parts by their operator, in the place of the last one."""
         parts = [*self._own_constants(found.parts), *found.parts]
         bare = [json_format.MessageToDict(_bare(part)) for part in parts]
         inside = [part.output[0] for part in parts[:-1]]
@@ -168,7 +169,7 @@ class _Graph:
         self._gone.update(map(id, parts))
 
     def _own_constants(self, parts: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The constants that these nodes alone read."""
+        """Return the constants that only these nodes read."""
         read = Counter(name for part in parts for name in part.input)
         makers = [
             self._makers[name]
@@ -195,13 +196,13 @@ class _Graph:
 
 
 def _either(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
-    """The two inputs of a node, in both orders."""
+    """Yield the two inputs of a node, in both orders."""
     yield node.input[0], node.input[1]
     yield node.input[1], node.input[0]
 
 
 def _swish(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
-    """``x sigmoid(x)`` (Ramachandran et al., 2017)."""
+    """Find ``x sigmoid(x)`` (Ramachandran et al., 2017)."""
     if node.op_type != "Mul" or node.domain:
         return None
     for x, gate in _either(node):
@@ -212,7 +213,7 @@ def _swish(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
 
 
 def _rms_normalization(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
-    """``weight x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, 2019), over the last dimension."""
+    """Find ``weight x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, 2019), over the last dimension."""
     if node.op_type != "Mul" or node.domain:
         return None
     for weight, normal in _either(node):
@@ -242,7 +243,10 @@ def _rms_normalization(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
 
 
 def _chain(graph: _Graph, name: str, operators: Sequence[str]) -> list[onnx.NodeProto]:
-    """Nodes of these operators, each of which gives the first input of the one before; else empty."""
+    """Return a chain of nodes of these operators, each of which computes the first input of the one before.
+
+    Empty if there is no such chain.
+    """
     found: list[onnx.NodeProto] = []
     for operator in operators:
         node = graph.maker(name, operator)
@@ -254,7 +258,7 @@ def _chain(graph: _Graph, name: str, operators: Sequence[str]) -> list[onnx.Node
 
 
 def _attention(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
-    """``softmax(scale q k^T + mask) v`` (Vaswani et al., 2017), of tensors of four dimensions."""
+    """Find ``softmax(scale q k^T + mask) v`` (Vaswani et al., 2017), of tensors of four dimensions."""
     softmax = graph.maker(node.input[0], "Softmax") if node.op_type == "MatMul" and not node.domain else None
     if softmax is None or next((a.i for a in softmax.attribute if a.name == "axis"), -1) not in (-1, 3):
         return None
@@ -278,7 +282,7 @@ def _attention(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
         return None
     order = next((list(a.ints) for a in turned.attribute if a.name == "perm"), [])
     v = node.input[1]
-    # No product repeats a batch or a head, and the mask repeats no scores.
+    # Neither product may broadcast batches or heads, and the mask must not broadcast the scores.
     outer = [(graph.shape(name) or [])[:2] for name in (q, turned.output[0], v)]
     scored = [graph.shape(name) for name in (product.output[0], softmax.output[0])]
     if None in scored or scored[0] != scored[1] or len(scored[0] or ()) != 4 or outer != [outer[0]] * 3:
@@ -301,7 +305,7 @@ def _attention(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
 
 
 def _scaled(graph: _Graph, name: str, operator: str, parts: list[onnx.NodeProto]) -> tuple[str, float]:
-    """A tensor and the number that it is multiplied or divided by; the node becomes one of the parts."""
+    """Return a tensor and the number that it is multiplied or divided by; add that node to ``parts``."""
     product = graph.maker(name, operator)
     for tensor, factor in [*_either(product)][: 1 if operator == "Div" else 2] if product is not None else ():
         scale = graph.number(factor)
@@ -315,7 +319,7 @@ def _scaled(graph: _Graph, name: str, operator: str, parts: list[onnx.NodeProto]
 def _recorded(
     node: onnx.NodeProto, text: str
 ) -> tuple[list[onnx.NodeProto], set[str], list[onnx.ValueInfoProto]]:
-    """The nodes in whose place an operator stands, the values that were made for it, and those inside.
+    """Return the nodes that an operator replaced, the values that were made for it, and the inner values.
 
     Raises:
         ModelLoadError: the text is damaged.
@@ -326,7 +330,7 @@ def _recorded(
         made = set(map(str, data["made"]))
         values = [json_format.ParseDict(value, onnx.ValueInfoProto()) for value in data["values"]]
         if not parts or any(part.domain or part.op_type not in _PARTS for part in parts):
-            raise ValueError("a node that no operator stands for")
+            raise ValueError("a node that no operator replaces")
         if [*parts[-1].output] != [*node.output] or any(name not in node.input for name in made):
             raise ValueError("another result")
     except (ValueError, TypeError, KeyError, json_format.ParseError) as error:
@@ -337,7 +341,7 @@ def _recorded(
 
 
 def _bare(node: onnx.NodeProto) -> onnx.NodeProto:
-    """The node without metadata of torch.onnx's."""
+    """Return a copy of the node with only torch2ort's metadata."""
     made = copied(node)
     del made.metadata_props[:]
     made.metadata_props.extend(prop for prop in node.metadata_props if prop.key.startswith(_OURS))

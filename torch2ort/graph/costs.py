@@ -1,8 +1,8 @@
-"""What the nodes of a graph cost: operations on floating-point numbers, and bytes read and written.
+"""The costs of a graph's nodes: operations on floating-point numbers, and bytes read and written.
 
 A product of matrices counts two operations for each multiplication and addition, an elementwise operator one
-an element of its output, a reduction one an element of its input, a normalisation five. What only moves data
-counts none. Of a Python call nobody knows.
+per element of its output, a reduction one per element of its input, a normalization five. An operator that
+only moves data counts none. The cost of a Python call is unknown.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PYTHON = frozenset({"PythonOp", "PythonOpGrad", "ATen"})
 _PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulInteger"})
 _RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _PER_NORMALISED = 5
-# What expressions of sizes are made of.
+# The operators that expressions of sizes consist of.
 _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -65,11 +65,11 @@ _Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one node costs.
+    """The cost of one node.
 
     Attributes:
         kind: the operator, with its domain if that is not ONNX's own.
-        flops: operations; ``None`` if nobody knows.
+        flops: operations; ``None`` if unknown.
         bytes: read and written; ``None`` if a shape is not known.
     """
 
@@ -83,7 +83,7 @@ class Costs:
 
     Args:
         graph: with the shapes of its values.
-        sizes: values of named sizes; those that are missing are 1.
+        sizes: values of named sizes; a missing one counts as 1.
     """
 
     def __init__(self, graph: onnx.GraphProto, sizes: Mapping[str, int] | None = None) -> None:
@@ -101,11 +101,11 @@ class Costs:
         self._graph = graph
 
     def __iter__(self) -> Iterator[Cost]:
-        """One a node, in the order of the nodes."""
+        """Yield the cost of each node, in the order of the nodes."""
         return (self.of(node) for node in self._graph.node)
 
     def of(self, node: onnx.NodeProto) -> Cost:
-        """What a node costs."""
+        """Return the cost of a node."""
         kind = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
         # The first output of a Python call is the handle of its context.
         outputs = node.output[1:] if node.op_type in _PYTHON else node.output
@@ -148,7 +148,7 @@ class Costs:
         return tuple(sizes)
 
     def _named(self, text: str) -> int | None:
-        """The value of ``batch`` or ``2*batch``; nothing of a file is ever run."""
+        """Return the value of an expression such as ``2*batch``; the text of a file is never executed."""
         try:
             return int(self._value(ast.parse(text, mode="eval").body))
         except (SyntaxError, ValueError, ArithmeticError, RecursionError):
@@ -189,7 +189,7 @@ def _product(node: onnx.NodeProto, inputs: Sequence[_Shape], result: int) -> int
 
 
 def _width(element: int) -> int:
-    """Bytes of an element; texts count 0."""
+    """Return the bytes of an element; 0 for strings."""
     try:
         return int(onnx.helper.tensor_dtype_to_np_dtype(element).itemsize)
     except (KeyError, ValueError, TypeError):

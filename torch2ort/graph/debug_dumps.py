@@ -17,13 +17,13 @@ _serial = itertools.count(1)
 def save_stage(
     options: Options, stage: str, model: onnx.ModelProto | bytes, names: Mapping[str, str] | None = None
 ) -> None:
-    """Write ``model`` to ``NNN_<stage>.onnx`` in the folder that the options name, if they name one.
+    """Write ``model`` to ``NNN_<stage>.onnx`` in the folder ``options.save_onnx_dir``, if it is set.
 
     Args:
-        options: settings of which ``save_onnx_dir`` is read; the folder is made.
-        stage: what the graph is: ``exported``, ``gradient``.
+        options: the settings; the folder is created if it does not exist.
+        stage: the kind of graph: ``exported``, ``gradient``.
         model: the graph.
-        names: what some of its values are called in the file, which people read.
+        names: readable names of some of its values, used in the file.
     """
     path = _path(options, stage)
     if path is not None:
@@ -33,14 +33,14 @@ def save_stage(
 
 
 def save_optimized(options: Options, stage: str, settings: Any) -> None:
-    """Let the session that is made with ``settings`` write what it runs in the end."""
+    """Set ``settings`` so that the session made with them writes its optimized graph."""
     path = _path(options, stage)
     if path is not None:
         settings.optimized_model_filepath = str(path)
 
 
 def _renamed(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
-    """A copy with other names of values; a name that is taken is not given again."""
+    """Return a copy with other names of values; a new name that is already used is ignored."""
     taken = {name for node in model.graph.node for name in (*node.input, *node.output)} - names.keys()
     new: dict[str, str] = {}
     for old, name in names.items():

@@ -1,4 +1,4 @@
-"""A graph as people look at it: boxes of modules and of calls of Functions, and what flows between them."""
+"""Drawings of a graph: boxes of modules and of calls of Functions, and the values that flow between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx
 from torch2ort.graph.graph_traversal import function_of
 from torch2ort.graph.node_provenance import Origin
 
-# More boxes than that are folded by module.
+# A drawing with more boxes is folded by module.
 _MANY = 80
 _WIDTH, _HEIGHT, _GAP, _RISE, _MARGIN = 250, 44, 24, 36, 20
 _LETTERS = 36
@@ -27,11 +27,11 @@ class Box:
     Attributes:
         kind: ``"function"`` for a call of a Function, ``"kernel"`` for one of PyTorch's, ``"module"`` for
             operators of a module, ``"end"`` for an input or output.
-        title: what stands in it.
+        title: the text in the box.
         nodes: the nodes in it.
-        level: how far from the inputs; edges go from lower to higher ones.
+        level: the distance from the inputs; edges lead from lower to higher levels.
         module: path of the module around it.
-        inside: the operators of a Function's body, where the file has it.
+        inside: the operators of a Function's body, if the file contains it.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Box:
 
     @property
     def detail(self) -> str:
-        """What is in it, in a line."""
+        """The contents of the box, in one line."""
         if self.kind in ("function", "kernel"):
             calls = sum(bool(function_of(node)) for node in self.nodes)
             return f"in {self.module or 'the model'}" if calls == 1 else f"{calls} calls"
@@ -51,14 +51,14 @@ class Box:
 
 
 def operators(nodes: Sequence[onnx.NodeProto]) -> str:
-    """``MatMul 2, Add``."""
+    """Return the operators of nodes with their counts, as ``MatMul 2, Add``."""
     counts = Counter(node.op_type for node in nodes)
     return ", ".join(name if count == 1 else f"{name} {count}" for name, count in counts.most_common())
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Boxes, and the pairs of them that a value flows between."""
+    """Boxes, and the pairs of boxes between which a value flows."""
 
     boxes: tuple[Box, ...]
     edges: tuple[tuple[int, int], ...]
@@ -67,11 +67,11 @@ class Drawing:
 def drawing(
     graph: onnx.GraphProto, many: int = _MANY, functions: Iterable[onnx.FunctionProto] = ()
 ) -> Drawing:
-    """The drawing of a graph, folded by module until it has no more than ``many`` boxes, if that can be.
+    """Return the drawing of a graph, folded by module until it has at most ``many`` boxes, if possible.
 
     Args:
-        graph: any graph; of one that torch2ort did not export, no modules are known.
-        many: boxes that can be looked at.
+        graph: any graph; the modules of one that torch2ort did not export are unknown.
+        many: the number of boxes that one can still read.
         functions: bodies of calls.
     """
     drawn = _folded(graph, many)
@@ -102,17 +102,18 @@ def _depth(module: str) -> int:
 
 
 def _drawn(graph: onnx.GraphProto, origins: Sequence[Origin], depth: int, *, folded: bool) -> Drawing:
-    """With modules of that depth; ``folded`` puts equal calls of one module into one box."""
+    """Return the drawing with modules of that depth; ``folded`` puts equal calls of a module into one box."""
     boxes: dict[object, Box] = {}
     maker: dict[str, object] = {}
     weights = {tensor.name for tensor in graph.initializer}
     for value in graph.input:
-        # Weights are many, and stand in no way.
+        # Weights are left out: there are many of them.
         if value.name not in weights and "." not in value.name:
             boxes["input", value.name] = Box("end", value.name)
             maker[value.name] = ("input", value.name)
     edges: dict[tuple[object, object], None] = {}
-    # What reads weights alone, such as the transposition of one, stands with what reads it.
+    # A node that reads only weights, such as a transposition, is put into the box of the node that reads its
+    # result.
     early: dict[str, list[onnx.NodeProto]] = {}
     for number, (node, origin) in enumerate(zip(graph.node, origins, strict=True)):
         group, box = _box_of(node, origin, depth, None if folded else number)
@@ -143,7 +144,7 @@ def _drawn(graph: onnx.GraphProto, origins: Sequence[Origin], depth: int, *, fol
 
 
 def _box_of(node: onnx.NodeProto, origin: Origin, depth: int, number: int | None) -> tuple[object, Box]:
-    """What a node is grouped by, and a box for it."""
+    """Return the key of the group of a node, and a box for that group."""
     module = ".".join(origin.module.split(".")[:depth])
     called = function_of(node)
     if called:
@@ -158,7 +159,7 @@ def _box_of(node: onnx.NodeProto, origin: Origin, depth: int, number: int | None
 
 
 def outline(graph: onnx.GraphProto) -> list[str]:
-    """The modules of a graph and what they run, as indented lines, in the order of the nodes."""
+    """Return the modules of a graph and their operators, as indented lines, in the order of the nodes."""
     tree = _Branch("the model", "")
     for node in graph.node:
         origin = Origin.of(node)
@@ -178,7 +179,7 @@ class _Branch:
     branches: dict[str, _Branch] = field(default_factory=dict)
 
     def lines(self, indent: str) -> Iterable[str]:
-        """This module and those in it."""
+        """Yield the lines of this module and of those in it."""
         plain = [node for node in self.nodes if not function_of(node)]
         kind = f" ({self.kind})" if self.kind else ""
         yield f"{indent}{self.name}{kind}" + (f": {operators(plain)}" if plain else "")
@@ -192,7 +193,7 @@ class _Branch:
 
 
 def to_dot(drawn: Drawing) -> str:
-    """The drawing in Graphviz's language."""
+    """Return the drawing in the DOT language of Graphviz."""
     lines = ["digraph model {", "  rankdir=TB;", '  node [shape=box, style="filled,rounded", fontname=sans];']
     for i, box in enumerate(drawn.boxes):
         label = "\\n".join(filter(None, (box.title, box.detail))).replace('"', '\\"')
@@ -202,7 +203,7 @@ def to_dot(drawn: Drawing) -> str:
 
 
 def to_svg(drawn: Drawing) -> str:
-    """The drawing as a picture, a row a level."""
+    """Return the drawing as an SVG picture with one row per level."""
     levels = sorted({box.level for box in drawn.boxes})
     rows = [[i for i, box in enumerate(drawn.boxes) if box.level == level] for level in levels]
     widest = max(map(len, rows), default=1)
@@ -252,12 +253,12 @@ def _lines(box: Box) -> Iterable[str]:
 
 
 def _short(text: str) -> str:
-    """The end of a long text, where paths and names differ."""
+    """Return the end of a long text: paths and names differ there."""
     return text if len(text) <= _LETTERS else f"…{text[1 - _LETTERS :]}"
 
 
 def to_html(drawn: Drawing, name: str) -> str:
-    """A page with the drawing, and a list of its boxes that open."""
+    """Return an HTML page with the drawing, and a list of its boxes that can be unfolded."""
     parts = [
         f"<details><summary>{html.escape(box.title)}: {html.escape(box.detail)}</summary><pre>"
         f"{html.escape(chr(10).join(_lines(box)))}</pre></details>"

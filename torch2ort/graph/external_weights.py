@@ -1,4 +1,4 @@
-"""Models that are larger than protobuf serializes: 2 GiB, nearly all of it weights."""
+"""Models above 2 GiB, which protobuf cannot serialize; nearly all of that is weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.protobuf.message import EncodeError
 
 
 def content_of(model: onnx.ModelProto) -> bytes | None:
-    """``model`` as a file holds it, or ``None`` if its weights have to be in a file of their own."""
+    """Return ``model`` serialized, or ``None`` if its weights must be stored in a separate file."""
     try:
         content: bytes = model.SerializeToString()
     except EncodeError:
@@ -22,7 +22,7 @@ def content_of(model: onnx.ModelProto) -> bytes | None:
 
 @contextlib.contextmanager
 def loadable(model: onnx.ModelProto) -> Iterator[bytes | str]:
-    """What an ``InferenceSession`` takes: the model's bytes, or the path of a file that soon is gone."""
+    """Yield the argument of an ``InferenceSession``: the model's bytes, or the path of a temporary file."""
     content = content_of(model)
     if content is not None:
         yield content

@@ -1,4 +1,4 @@
-"""The file that a model is saved to: an ONNX model, with how to call it in its metadata."""
+"""The file that a model is saved to: an ONNX model whose metadata describes how to call it."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Saved:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
-        graph: state are inputs of it, other weights initializers.
-        state: graph input -> the value that a run starts from.
+        graph: its state is among its inputs; other weights are initializers.
+        state: graph input -> its initial value.
         interface: how to call it.
         training: the mode that was exported.
     """
@@ -61,11 +61,11 @@ class Saved:
 
 
 def save(path: Path, proto: onnx.ModelProto, graph: Graph, interface: Interface, *, training: bool) -> None:
-    """Write a model to ``path``, atomically; past 2 GiB its weights go beside it.
+    """Write a model to ``path``, atomically; above 2 GiB its weights are written to a file beside it.
 
     Args:
-        path: the file; one that exists is replaced.
-        proto: the graph with its weights; another one than that of ``graph`` is changed.
+        path: the file; an existing one is replaced.
+        proto: the graph with its weights; it is changed, unless it is ``graph.proto``.
         graph: the graph.
         interface: how to call it.
         training: the mode that was exported.
@@ -86,10 +86,10 @@ def save(path: Path, proto: onnx.ModelProto, graph: Graph, interface: Interface,
 
 
 def refuse_unstorable(site: Site) -> None:
-    """Refuse a call that no file can hold.
+    """Refuse a call that a file cannot store.
 
     Raises:
-        ExportError: an argument is an object, or an operator of a library is called.
+        ExportError: an argument is an arbitrary object, or the call is of a library's operator.
     """
     if site.function is LibraryKernel:
         name = decode_library_call(site.arguments[0]).operator.name()
@@ -125,16 +125,17 @@ def _metadata(model: onnx.ModelProto, graph: Graph, interface: Interface, *, tra
 
 
 def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Saved:
-    """Read what :func:`save` wrote.
+    """Read a file that :func:`save` wrote.
 
     Args:
         file: the path.
-        functions: classes; in a portable file those that run in the places of bodies.
+        functions: classes; for a portable file, those that run instead of the bodies.
 
     Raises:
-        ModelLoadError: the file is damaged, was not written by torch2ort, or calls a class with other
-            arguments than it takes.
-        FunctionNotFoundError: a name is not resolved, or a portable file does not have it; lists all of them.
+        ModelLoadError: the file is damaged, was not written by torch2ort, or calls a class with arguments
+            that it does not accept.
+        FunctionNotFoundError: a name is not resolved, or a portable file does not contain it; lists all of
+            them.
     """
     functions = classes_given(functions)
     model, text = _opened(file)
@@ -155,16 +156,16 @@ def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Save
         raise ModelLoadError(f"{file}: {error}") from error
     except FunctionNotFoundError:
         raise
-    except Exception as error:  # whatever a text that somebody else wrote leads to
+    except Exception as error:  # an untrusted text may cause any error
         raise ModelLoadError(f"{file}: its torch2ort metadata is damaged ({error})") from error
     return saved
 
 
 def _opened(file: Path) -> tuple[onnx.ModelProto, str]:
-    """A model of torch2ort's, and what its metadata say.
+    """Return a model that torch2ort saved, and its metadata.
 
     Raises:
-        ModelLoadError: the file holds none.
+        ModelLoadError: the file does not contain such a model.
     """
     try:
         model = file_checksum.read(file)
@@ -189,7 +190,7 @@ def _opened(file: Path) -> tuple[onnx.ModelProto, str]:
 
 
 def _recorded(model: onnx.ModelProto, data: Mapping[str, Any]) -> Saved:
-    """What a model and its metadata say, before classes are bound.
+    """Return the contents of a model and its metadata, before classes are bound.
 
     Args:
         model: in the form of files; it is changed.
@@ -212,7 +213,7 @@ def _recorded(model: onnx.ModelProto, data: Mapping[str, Any]) -> Saved:
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:
-    """Write beside ``path`` and rename: a reader sees the old file or the new one."""
+    """Write a temporary file beside ``path`` and rename it: a reader sees the old file or the new one."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the path of a file, as {path / 'model.onnx'}")
     if not path.parent.is_dir():
@@ -225,12 +226,12 @@ def _write(model: onnx.ModelProto, path: Path) -> None:
         with file.open("wb") as opened:
             opened.writelines(file_checksum.sealed(content))
         for written in sorted(Path(folder).iterdir(), reverse=True):
-            # The data before the model that refers to it.
+            # The data file comes before the model that refers to it.
             os.replace(written, path.with_name(written.name))
 
 
 def _write_data(model: onnx.ModelProto, path: Path) -> bytes:
-    """Move the weights of ``model`` to the file ``path``; what is left, serialized."""
+    """Move the weights of ``model`` to the file ``path``; return the rest, serialized."""
     onnx.external_data_helper.convert_model_to_external_data(model, location=path.name)
     onnx.external_data_helper.write_external_data_tensors(model, str(path.parent))
     file_checksum.seal_data(model, path)

@@ -1,4 +1,4 @@
-"""Whether the parts of a file fit together, before anything runs by them."""
+"""Checks that the parts of a file are consistent, before anything runs."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from torch2ort.graph.random_nodes import order_of_draws
 from torch2ort.graph.refinements import is_refinement
 from torch2ort.io_schema import Schema
 
-# What only a session's graph has, and what stands for a call of a Function nowhere but in the graph itself.
+# PythonOpGrad occurs only in a session's graph; calls of Functions and kernels only in the main graph.
 _CALLS = frozenset(
     {("com.microsoft", "PythonOp"), ("com.microsoft", "PythonOpGrad"), ("org.pytorch.aten", "ATen")}
 )
 
 
 def check_functions(model: onnx.ModelProto) -> None:
-    """Refuse calls of Functions in places where their sites are not looked for.
+    """Refuse calls of Functions in places where their sites are not loaded.
 
     Raises:
-        ModelLoadError: names the place.
+        ModelLoadError: there is such a call; names the place.
     """
     for function in model.functions:
         for node in _all_nodes(function.node):
             if (node.domain, node.op_type) in _CALLS:
                 raise ModelLoadError(
                     f"its local function '{function.name}' holds the {node.op_type} node '{node.name}', but "
-                    f"calls of Functions belong into the graph; inline the function"
+                    f"calls of Functions belong in the graph; inline the function"
                 )
     for node in _all_nodes(model.graph.node):
         if (node.domain, node.op_type) == ("com.microsoft", "PythonOpGrad") or is_refinement(node):
@@ -44,7 +44,7 @@ def check_functions(model: onnx.ModelProto) -> None:
 
 
 def _all_nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Those of bodies included."""
+    """Yield the nodes, including those of bodies."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -55,13 +55,13 @@ def _all_nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 def check_interface(
     graph: Graph, inputs: Schema, outputs: Schema, sizes: Sizes, returned: Sequence[tuple[int, int]]
 ) -> None:
-    """Compare a graph with what its file says of calling it.
+    """Compare a graph with its file's description of how to call it.
 
     Raises:
-        ModelLoadError: they do not fit; says what was found and what was expected.
+        ModelLoadError: they differ; names what was found and what was expected.
     """
     proto = graph.proto.graph
-    # State was taken out of the initializers; it is fed beside the inputs of the call.
+    # State was removed from the initializers; it is fed in addition to the inputs of the call.
     weights = {*graph.weights, *(tensor.name for tensor in proto.initializer)}
     given = [value.name for value in proto.input if value.name not in weights]
     _same("graph_inputs", list(graph.inputs), "the graph's inputs", given)
@@ -94,10 +94,10 @@ def check_interface(
 
 
 def check_draws(graph: Graph, saved: Sequence[str]) -> None:
-    """Compare a graph with what its file says of the nodes that draw eager's random numbers.
+    """Compare a graph with its file's list of the nodes that draw eager PyTorch's random numbers.
 
     Raises:
-        ModelLoadError: it lost some, or has them in another order.
+        ModelLoadError: nodes are missing, or are in another order.
     """
     found = order_of_draws(graph.proto.graph, graph.sites)
     if found != saved:
@@ -109,25 +109,25 @@ def check_draws(graph: Graph, saved: Sequence[str]) -> None:
 
 
 def check_exact(model: onnx.ModelProto, saved: Sequence[str]) -> None:
-    """Compare a model with what its file says of the nodes that are exact in sessions of torch2ort's.
+    """Compare a model with its file's list of the nodes that are exact in sessions of torch2ort.
 
     Raises:
-        ModelLoadError: it lost some.
+        ModelLoadError: the lists differ.
     """
     found = exact_nodes(model)
     if found != saved:
         raise ModelLoadError(
-            f"its nodes that say how PyTorch computes them are {_short(found)}, and were {_short(saved)} "
+            f"its nodes marked to run as in PyTorch are {_short(found)}, and were {_short(saved)} "
             f"when it was saved: it was changed by another tool. Export the model again, or open it in a "
             f"plain onnxruntime.InferenceSession, which computes them as ONNX Runtime does"
         )
 
 
 def check_calls(model: onnx.ModelProto, saved: Sequence[str]) -> None:
-    """Compare a model with what its file says of the calls that have a body.
+    """Compare a model with its file's list of the calls that have a body.
 
     Raises:
-        ModelLoadError: it lost some.
+        ModelLoadError: the lists differ.
     """
     found = [node.name for node in function_calls(model)]
     if found != saved:

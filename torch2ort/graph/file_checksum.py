@@ -1,7 +1,7 @@
-"""A checksum in front of a saved model: damage is an error, not another model.
+"""A checksum in front of a saved model: a damaged file raises an error, and is not read as another model.
 
 The seal is one ``metadata_props`` entry at the very start of the file. Fields of a protobuf message may come
-in any order, so that every reader of ONNX takes the file; a tool that writes the model anew puts the fields
+in any order, so every reader of ONNX accepts the file. A tool that rewrites the model puts the fields
 in their canonical order, ``ir_version`` first, which drops the seal. Such a file is not checked.
 """
 
@@ -18,7 +18,7 @@ from torch2ort.errors import ModelLoadError
 
 _KEY = "torch2ort.sha256"
 _DATA_KEY = "torch2ort.data_sha256"
-# Of ir_version, the first field of a model in canonical order.
+# The tag of ir_version, the first field of a model in canonical order.
 _FIRST_TAG = b"\x08"
 _CHUNK = 1 << 22
 
@@ -34,26 +34,26 @@ _LENGTH = len(_entry("0" * 64))
 
 
 def sealed(content: bytes) -> Iterable[bytes]:
-    """The parts of a file that holds ``content``, a serialized model, behind a seal."""
+    """Return the parts of a file: a seal, then ``content``, a serialized model."""
     return _entry(hashlib.sha256(content).hexdigest()), content
 
 
 def seal_data(model: onnx.ModelProto, data: Path) -> None:
-    """Note the checksum of the model's external data in the model.
+    """Add the checksum of the model's external data to its metadata.
 
     Args:
         model: changed in place.
-        data: the file that its weights are in.
+        data: the file that contains its weights.
     """
     model.metadata_props.add(key=_DATA_KEY, value=_digest(data))
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """A model with its external data, compared with what was saved.
+    """Read a model with its external data, and compare their checksums with those that were saved.
 
     Raises:
-        ModelLoadError: file or data are not what was saved.
-        Exception: whatever onnx raises of a file that is no model, or refers to data outside of its folder.
+        ModelLoadError: the file or its data differ from what was saved.
+        Exception: onnx raises it if the file is not a model, or refers to data outside of its folder.
     """
     content = path.read_bytes()
     _check(content)
@@ -65,7 +65,7 @@ def read(path: Path) -> onnx.ModelProto:
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    # This refuses locations outside of the folder: nothing of theirs is read before.
+    # onnx refuses locations outside of the folder; no file outside is read before this check.
     onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
     for location in locations if expected else ():
         if _digest(path.parent / location) not in expected:

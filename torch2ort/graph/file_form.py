@@ -1,4 +1,4 @@
-"""The two forms of a graph: in files operators of ONNX, in sessions of torch2ort's the nodes they run."""
+"""The two forms of a graph: operators of ONNX in files, and the nodes that sessions of torch2ort run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch2ort.graph.refinements import is_refinement, marks_as_refinements, ref
 
 
 def file_form(model: onnx.ModelProto, *, is_own: bool) -> onnx.ModelProto:
-    """The model that files hold.
+    """Return the form of a model that files contain.
 
     Args:
-        model: as sessions take it.
-        is_own: whether it may be changed; else ``model`` itself is returned where both forms are the same.
+        model: in the form that sessions run.
+        is_own: whether ``model`` may be changed. If not, a changed copy is returned, or ``model`` itself if
+            both forms are the same.
     """
     nodes = [node for part in (*graphs_in(model.graph), *model.functions) for node in part.node]
     differs = _unused_domains(model) or may_compose(model)
@@ -39,7 +40,7 @@ def _parts_as_in_files(model: onnx.ModelProto) -> None:
 
 
 def forget_unused_domains(model: onnx.ModelProto) -> None:
-    """Import no domain that no node is of, but the standard one."""
+    """Remove imports of domains that no node uses; keep the standard one."""
     for entry in _unused_domains(model):
         model.opset_import.remove(entry)
 
@@ -51,7 +52,7 @@ def _unused_domains(model: onnx.ModelProto) -> list[onnx.OperatorSetIdProto]:
 
 
 def run_form(model: onnx.ModelProto) -> None:
-    """Turn a model that :func:`file_form` gave, or an earlier version of torch2ort, into what sessions take.
+    """Turn a model of :func:`file_form`, or of an earlier version of torch2ort, into the form of sessions.
 
     Raises:
         ModelLoadError: another tool changed it, or its metadata is damaged.
@@ -66,7 +67,8 @@ def _parts_as_in_runs(model: onnx.ModelProto) -> None:
     formulas_as_gelus(model)
     used = {node.domain for graph in graphs_in(model.graph) for node in graph.node} - {""}
     if used:
-        # ONNX Runtime fuses into operators of this domain, and finds them where the model imports it.
+        # The fusions of ONNX Runtime make operators of this domain; it looks them up only if the model
+        # imports it.
         used.add("com.microsoft")
     missing = used - {entry.domain for entry in model.opset_import}
     model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(missing))

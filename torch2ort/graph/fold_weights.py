@@ -1,6 +1,6 @@
-"""What is known of an evaluated model: values of weights alone, normalizations and padding of convolutions.
+"""Constant folding in an evaluated model: of weights, and of normalizations and padding into convolutions.
 
-Behind ``W x + b`` a normalization gives ``s (W x + b - mean) + shift`` with ``s = scale / sqrt(var + eps)``
+After ``W x + b`` a normalization computes ``s (W x + b - mean) + shift`` with ``s = scale / sqrt(var + eps)``
 (Ioffe and Szegedy, 2015), which is ``(s W) x + (s (b - mean) + shift)``.
 """
 
@@ -23,9 +23,9 @@ from torch2ort.kernels.index_check import are_inside, decode_check
 
 SUFFIX = ".folded"
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
-# What moves elements and computes nothing.
+# Operators that only move elements.
 _MOVES = frozenset({"Concat", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-# What computes numbers, or repeats them; in the types below.
+# Operators that compute numbers or repeat them; folded for the types below.
 _COMPUTES = frozenset(
     {"Abs", "Add", "And", "Cast", "Cos", "Div", "Equal", "Exp", "Expand", "Gather", "GatherND", "Greater"}
     | {"Less", "Log", "MatMul", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "ReduceL2", "ReduceMax"}
@@ -37,9 +37,9 @@ _COMPUTED: dict[int, int] = {
     onnx.TensorProto.INT64: 8,
     onnx.TensorProto.BOOL: 1,
 }
-# Elements of a tensor that may be there twice.
+# The most elements of a tensor that may be stored twice.
 _SMALL = 64
-# Bytes of a result that may be larger than what it is computed of.
+# The most bytes of a result that may be larger than its inputs.
 _FEW = 4096
 _WHOLE = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.BOOL})
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16})
@@ -48,13 +48,13 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def fold_weights(model: onnx.ModelProto) -> None:
-    """Compute what weights alone give; fold batch normalizations and zero padding into convolutions and Gemm.
+    """Compute values of weights; fold batch normalizations and zero padding into convolutions and Gemm.
 
-    An initializer that was computed is ``<name of the weight>.folded``. Weights that a graph input may
-    replace, results that another node reads, too, and what is no longer finite stay as they are.
+    A computed initializer is named ``<name of the weight>.folded``. Weights that a graph input may replace,
+    results that another node also reads, and values that would no longer be finite are left unchanged.
 
     Args:
-        model: with its weights as initializers; changed in place.
+        model: has its weights as initializers; changed in place.
     """
     folding = _Folding(model.graph)
     folding.compute(model.opset_import)
@@ -85,7 +85,7 @@ class _Folding:
         self._types.update({tensor.name: tensor.data_type for tensor in graph.initializer})
 
     def compute(self, opsets: Iterable[onnx.OperatorSetIdProto]) -> None:
-        """Compute what depends on weights alone, as long as no large one has to be there twice."""
+        """Compute the values that depend only on weights, unless a large weight would be stored twice."""
         nodes = self._known()
         if not nodes:
             return
@@ -112,7 +112,7 @@ class _Folding:
         self._rename(names)
 
     def _rename(self, names: Mapping[str, str]) -> None:
-        """Let what is left read other values."""
+        """Replace the inputs of the remaining nodes by other values."""
         for node in self._nodes():
             for i, name in enumerate(node.input):
                 if name in names:
@@ -121,17 +121,17 @@ class _Folding:
                     self._readers.subtract([name])
 
     def _nodes(self) -> list[onnx.NodeProto]:
-        """Those that are left."""
+        """Return the remaining nodes."""
         gone = {id(node) for node in self._gone}
         return [node for node in self._graph.node if id(node) not in gone]
 
     def _fixed(self) -> set[str]:
-        """What keeps its name: what bodies read, and outputs of the graph."""
+        """Return the values whose names must not change: those that bodies read, and the graph's outputs."""
         outside = Counter(name for node in self._nodes() for name in node.input)
         return {name for name, count in self._readers.items() if count != outside[name]}
 
     def _known(self) -> list[onnx.NodeProto]:
-        """The nodes that depend on weights alone, in their order."""
+        """Return the nodes that depend only on weights, in their order."""
         fixed = self._fixed()
         nodes = [
             n
@@ -151,14 +151,14 @@ class _Folding:
             nodes = kept
 
     def _is_cheap(self, node: onnx.NodeProto) -> bool:
-        """Whether a node computes numbers, and its result makes the file no larger."""
+        """Return True if a node computes numbers, and its result makes the file no larger."""
         if node.op_type not in _COMPUTES or (node.op_type == "Cast" and self._rounds(node)):
             return False
         size = self._bytes.get(node.output[0])
         return size is not None and size <= max(_FEW, sum(map(self._size_of, node.input)))
 
     def _rounds(self, node: onnx.NodeProto) -> bool:
-        """Whether a cast makes integers of fractions, which machines do in their ways beyond the range."""
+        """Return True if a node casts fractions to integers: beyond the range that depends on the machine."""
         to = next(attribute.i for attribute in node.attribute if attribute.name == "to")
         return to == onnx.TensorProto.INT64 and self._types.get(node.input[0]) not in _WHOLE
 
@@ -170,13 +170,13 @@ class _Folding:
         return elements * _COMPUTED.get(tensor.data_type, 0)
 
     def _is_free(self, name: str, inside: Mapping[str, int]) -> bool:
-        """Whether a value is known, and small or read by nodes alone that move it."""
+        """Return True if a value is known, and is either small or read only by the nodes that are folded."""
         if name not in self._tensors:
             return name in self._makers and self._makers[name].op_type == "Constant"
         return math.prod(self._tensors[name].dims) <= _SMALL or self._readers[name] == inside[name]
 
     def copies(self) -> bool:
-        """Drop nodes that are now known to give their first input; whether there are any."""
+        """Drop nodes that are now known to return their first input; return True if there are any."""
         fixed = self._fixed()
         copies = [n for n in self._nodes() if n.output[0] not in fixed]
         copies = [n for n in copies if (self._passes(n) if is_check(n) else self._keeps_size(n))]
@@ -187,7 +187,7 @@ class _Folding:
         return bool(copies)
 
     def _passes(self, node: onnx.NodeProto) -> bool:
-        """Whether an index that is checked is known, and lies inside."""
+        """Return True if the index that a node checks is known, and is within bounds."""
         check = decode_check(check_of(node))
         tensors = node.input[1:]
         index = self._constant(tensors[check.index])
@@ -197,7 +197,7 @@ class _Folding:
         return are_inside(check, torch.from_numpy(index.copy()), () if source is None else source.dims)
 
     def _keeps_size(self, node: onnx.NodeProto) -> bool:
-        """Whether a known image is resized to its own size; of infinite numbers a kernel makes NaN."""
+        """Return True if a node resizes a known, finite image to its own size: kernels make NaN of inf."""
         if node.op_type != "Resize" or any(node.input[1:3]):
             return False
         image, sizes = self._float(node.input[0]), self._constant(node.input[3])
@@ -206,7 +206,7 @@ class _Folding:
         return bool((*sizes,) == image.shape)
 
     def normalization(self, node: onnx.NodeProto) -> None:
-        """Fold a batch normalization into the node before it, if that is exact."""
+        """Fold a batch normalization into the node before it, if the result is exact."""
         linear = self._only_for(node)
         attributes = _attributes(node)
         if linear is None or linear.op_type not in _LINEAR or attributes.get("training_mode"):
@@ -239,7 +239,7 @@ class _Folding:
         self._gone.append(node)
 
     def padding(self, node: onnx.NodeProto) -> None:
-        """Let a convolution pad if the node before it pads with zeros: of infinite weights they make NaN."""
+        """Fold zero padding into the convolution that reads it, if its weights are finite: 0 * inf is NaN."""
         pad = self._only_for(node)
         weight = self._float(node.input[1])
         if pad is None or pad.op_type != "Pad" or weight is None or not np.isfinite(weight).all():
@@ -270,7 +270,7 @@ class _Folding:
         self._gone.append(pad)
 
     def drop(self) -> None:
-        """Drop the nodes that were folded, and what nobody reads after that."""
+        """Drop the nodes that were folded, and the constants, types and initializers that become unused."""
         if not self._gone:
             return
         unread = {name for name, count in self._readers.items() if count <= 0}
@@ -283,16 +283,16 @@ class _Folding:
             self._graph.initializer.remove(self._tensors[name])
 
     def _only_for(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The node that computes the first input, if nothing else reads that."""
+        """Return the node that computes the first input, if no other node reads that."""
         return self._makers.get(node.input[0]) if self._readers[node.input[0]] == 1 else None
 
     def _float(self, name: str) -> _Array | None:
-        """An initializer that nothing can replace, if it holds numbers."""
+        """Return an initializer that no input can replace, if it is of floating-point numbers."""
         tensor = self._tensors.get(name)
         return numpy_helper.to_array(tensor) if tensor is not None and tensor.data_type in _FLOATS else None
 
     def _constant(self, name: str) -> _Array | None:
-        """A value that is known: of an initializer or a Constant."""
+        """Return the value of an initializer or a Constant; ``None`` for other values."""
         if name in self._tensors:
             return numpy_helper.to_array(self._tensors[name])
         maker = self._makers.get(name)
@@ -302,7 +302,7 @@ class _Folding:
         return None if value is None else numpy_helper.to_array(value)
 
     def _added(self, name: str, array: _Array) -> str:
-        """Add an initializer, under a name that is free."""
+        """Add an initializer under an unused name; return the name."""
         base = f"{name.removesuffix(SUFFIX)}{SUFFIX}"
         free = base
         count = 1
@@ -311,7 +311,7 @@ class _Folding:
             free = f"{base}_{count}"
         self._names.add(free)
         tensor = self._graph.initializer.add()
-        # NumPy gives what has no dimensions one.
+        # ascontiguousarray gives an array without dimensions one dimension.
         dense = np.ascontiguousarray(array).reshape(array.shape)
         tensor.CopyFrom(numpy_helper.from_array(dense, free))
         self._tensors[free] = tensor
@@ -319,7 +319,7 @@ class _Folding:
 
 
 def _size(tensor: onnx.TypeProto.Tensor) -> int | None:
-    """Bytes of a value, if it is of a type that is computed here, and each size is known."""
+    """Return the bytes of a value, if its type is one that is computed here, and all its sizes are known."""
     sizes = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
     if tensor.elem_type not in _COMPUTED or not tensor.HasField("shape") or None in sizes:
         return None
@@ -332,9 +332,10 @@ def _attributes(node: onnx.NodeProto) -> Mapping[str, Any]:
 
 
 def _scaled(op_type: str, weight: _Array, factor: _Array, attributes: Mapping[str, Any]) -> _Array:
-    """A weight whose outputs are multiplied by a factor each."""
+    """Return a weight with each of its outputs multiplied by a factor."""
     if op_type == "ConvTranspose":
-        # Inputs of all groups, outputs of one: the factors of a group go to the inputs of that group.
+        # The weight has the inputs of all groups and the outputs of one: a group's factors apply to its
+        # inputs.
         groups = attributes.get("group", 1)
         parts = weight.reshape(groups, -1, *weight.shape[1:])
         shape = (groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))

@@ -1,8 +1,8 @@
-"""Calls of Functions with a body in the file: nodes of the Function's own name, and local functions.
+"""Calls of Functions with a body in the file: nodes named after the Function, and local functions.
 
-A node is of the domain that is the Function's module, and of the name that is its qualified name. Its
-attributes are the call's arguments for other readers, who know floats of 32 bits; its metadata has the exact
-ones. A graph that sessions run has the bodies in the places of the nodes.
+The domain of a node is the Function's module, and its operator the Function's qualified name. Its attributes
+are the call's arguments for other readers of the file, with floats of 32 bits; its metadata contains the
+exact ones. In a graph that sessions run, the bodies replace the nodes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch2ort.pythonop import Site, dump_site, load_site, node_attributes, qual
 
 
 def call_text(site: Site) -> str:
-    """The metadata of the node of a call."""
+    """Return the metadata of the node of a call."""
     return json.dumps({"func_name": site.func_name, "site": dump_site(site)})
 
 
 def function_calls(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes of calls, in order."""
+    """Return the nodes of calls, in order."""
     return [node for node in model.graph.node if text_of_call(node)]
 
 
 def called(node: onnx.NodeProto) -> Site:
-    """The call of a node, not yet bound to a class.
+    """Return the call of a node, not yet bound to a class.
 
     Raises:
-        ModelLoadError: its metadata are damaged.
+        ModelLoadError: its metadata is damaged.
     """
     try:
         data = json.loads(text_of_call(node))
@@ -49,10 +49,10 @@ def called(node: onnx.NodeProto) -> Site:
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with bodies in the places of calls; itself if it has none."""
+    """Return a copy of the model in which bodies replace calls; the model itself if it has no bodies."""
     if not model.functions:
         return model
-    # Weights are not copied back and forth.
+    # The inliner gets a model without weights, so that they are copied only once.
     graph = onnx.GraphProto(name=model.graph.name, input=model.graph.input, output=model.graph.output)
     graph.node.extend(model.graph.node)
     known = {value.name for value in model.graph.input}
@@ -75,15 +75,15 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def call_classes(model: onnx.ModelProto, functions: Iterable[type]) -> None:
-    """Put PythonOp nodes in the places of calls of some Functions, in place.
+    """Replace calls of some Functions by PythonOp nodes, in place.
 
     Args:
-        model: a portable one.
+        model: a portable model.
         functions: the classes.
 
     Raises:
         FunctionNotFoundError: the model does not call one of them.
-        ModelLoadError: the metadata of a node are damaged.
+        ModelLoadError: the metadata of a node is damaged.
     """
     names = dict.fromkeys(map(qualified_name, functions))
     sites = {i: called(node) for i, node in enumerate(model.graph.node) if text_of_call(node)}
@@ -104,7 +104,7 @@ def call_classes(model: onnx.ModelProto, functions: Iterable[type]) -> None:
 
 
 def each_body(model: onnx.ModelProto, change: Callable[[onnx.ModelProto], None]) -> None:
-    """Have each body changed as the graph of a model of its own."""
+    """Apply ``change`` to each body, as the graph of a separate model."""
     for function in model.functions:
         body = helper.make_model(
             helper.make_graph(
@@ -124,7 +124,7 @@ def each_body(model: onnx.ModelProto, change: Callable[[onnx.ModelProto], None])
 
 
 def attributes_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a call as attributes; those that are ``None`` are left out.
+    """Return the arguments of a call as attributes; those that are ``None`` are left out.
 
     Args:
         parameters: name -> value.

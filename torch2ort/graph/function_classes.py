@@ -1,4 +1,4 @@
-"""Which classes the names in a file stand for, and whether those classes still are what was exported."""
+"""Resolution of the Functions' names in a file to classes, and checks that the classes match the calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch2ort.pythonop import Site, qualified_name, resolve, uses_setup_context
 
 FunctionClass = type[torch.autograd.Function]
 
-# Names that exported graphs give to PyTorch's own kernels; nobody has to register them.
+# Names that exported graphs give to PyTorch's own kernels; they need no registration.
 _OWN: dict[str, FunctionClass] = {
     qualified_name(f): f
     for f in (AtenKernel, Bernoulli, Dropout, DropoutNoise, IndexCheck, FusedRegion, LibraryKernel)
@@ -27,20 +27,20 @@ _OWN: dict[str, FunctionClass] = {
 def bind_classes(
     sites: Iterable[Site], functions: Iterable[FunctionClass] = (), *, has_libraries: bool = False
 ) -> None:
-    """Give each of a file's sites its class.
+    """Set the class of each of a file's sites.
 
-    A name stands for one of ``functions``, for what ``register_function`` was given, or for a kernel of
-    torch2ort's own. Nothing is imported.
+    A name refers to one of ``functions``, to a class passed to ``register_function``, or to one of
+    torch2ort's own kernels. Nothing is imported.
 
     Args:
-        sites: as :func:`torch2ort.pythonop.load_site` gives them.
-        functions: classes, those of one qualified name in the order of their numbers.
-        has_libraries: whether any operator that a library registered may be called, which may do anything.
+        sites: as :func:`torch2ort.pythonop.load_site` returns them.
+        functions: classes; those of one qualified name in the order of their numbers.
+        has_libraries: whether operators that a library registered may be called; these may do anything.
 
     Raises:
-        FunctionNotFoundError: names stand for nothing; lists all of them.
-        ModelLoadError: a class cannot be called the way the site calls it, a kernel is not for files, or an
-            operator is not registered here.
+        FunctionNotFoundError: names are not resolved; lists all of them.
+        ModelLoadError: a class does not accept the arguments of a site, a kernel is not allowed in files, or
+            an operator is not registered.
     """
     sites = list(sites)
     classes = resolve([s.func_name for s in sites if s.func_name not in _OWN], functions)
@@ -70,7 +70,7 @@ def _check_library_call(site: Site, *, has_libraries: bool) -> None:
 
 
 def _signature(function: FunctionClass) -> inspect.Signature | None:
-    """Of ``forward``; ``None`` if that is not written in Python, so that the call itself will tell."""
+    """Return the signature of ``forward``; ``None`` if it is not in Python: the call itself then raises."""
     try:
         return inspect.signature(function.forward)
     except (TypeError, ValueError):
@@ -78,7 +78,7 @@ def _signature(function: FunctionClass) -> inspect.Signature | None:
 
 
 def _check_signature(site: Site, function: FunctionClass, signature: inspect.Signature | None) -> None:
-    """Raise :class:`ModelLoadError` if ``forward`` does not take as many arguments as the site has."""
+    """Raise :class:`ModelLoadError` if ``forward`` does not accept the site's number of arguments."""
     if signature is None:
         return
     context = () if uses_setup_context(function) else (None,)
@@ -87,6 +87,6 @@ def _check_signature(site: Site, function: FunctionClass, signature: inspect.Sig
     except TypeError as error:
         raise ModelLoadError(
             f"PythonOp {site.func_name}: the model calls it with {len(site.arguments)} arguments, but "
-            f"{qualified_name(function)}.forward{signature} does not take them ({error}). Supply the class "
+            f"{qualified_name(function)}.forward{signature} does not accept them ({error}). Supply the class "
             f"as it was when the model was exported, or export the model again"
         ) from error

@@ -1,7 +1,7 @@
 """GELU: a node of ONNX Runtime's in the graphs that torch2ort runs, ONNX's own operators in files.
 
-ONNX has an operator of it from opset 20 on. A formula that is still whole when a file is loaded becomes a
-node again: ONNX Runtime's own fusions are off in torch2ort's sessions, as they take 1.4142 for the root of 2.
+ONNX has a GELU operator from opset 20. A formula that is complete when a file is loaded becomes a
+node again: ONNX Runtime's own fusions are off in torch2ort's sessions, as they use 1.4142 as the root of 2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GELU, _TANH_GELU = "Gelu", "FastGelu"
 
 
 def gelus_as_formulas(model: onnx.ModelProto) -> None:
-    """Put operators of ONNX into the places of marked nodes."""
+    """Replace marked nodes by operators of ONNX."""
     opset = opset_of(model)
     for graph in graphs_in(model.graph):
         nodes = [part for n in graph.node for part in (_formula(n, opset) if is_gelu(n) else [n])]
@@ -30,7 +30,7 @@ def gelus_as_formulas(model: onnx.ModelProto) -> None:
 
 
 def formulas_as_gelus(model: onnx.ModelProto) -> None:
-    """Put nodes into the places of formulas that :func:`gelus_as_formulas` wrote, where these are whole."""
+    """Replace the formulas that :func:`gelus_as_formulas` wrote by nodes, if they are still complete."""
     opset = opset_of(model)
     for graph in graphs_in(model.graph):
         if not any(_mark(node) for node in graph.node):
@@ -48,7 +48,7 @@ def formulas_as_gelus(model: onnx.ModelProto) -> None:
             is_whole = all(
                 n in producers and _is_same(producers[n], p) for n, p in zip(names, written, strict=True)
             )
-            # Nobody else reads what is inside.
+            # No other node may read the inner values.
             reads = sum(name in names for part in written for name in part.input)
             if is_whole and reads == sum(readers.count(name) for name in names[:-1]):
                 joined[names[-1]] = gelu
@@ -60,12 +60,12 @@ def formulas_as_gelus(model: onnx.ModelProto) -> None:
 
 
 def is_gelu(node: onnx.NodeProto) -> bool:
-    """Whether files hold the formula of a node."""
+    """Return True if files contain the formula of a node in its place."""
     return node.domain == _DOMAIN and node.op_type in (_GELU, _TANH_GELU) and _mark(node) is not None
 
 
 def _gelu_of(node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """The node that a formula of a file stands for, by the mark of the formula's last one."""
+    """Return the GELU node described by the mark on the last node of a formula; ``None`` for other nodes."""
     operator, _, rest = (_mark(node) or "").partition(" ")
     element, _, source = rest.partition(" ")
     if operator not in (_GELU, _TANH_GELU) or not source:
@@ -77,7 +77,7 @@ def _gelu_of(node: onnx.NodeProto) -> onnx.NodeProto | None:
 
 
 def _formula(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """What computes the same in operators of ONNX; in float, whatever the type."""
+    """Return the nodes of ONNX that compute a GELU node; below opset 20 they compute in float32."""
     element, source, result = _mark(node), node.input[0], node.output[0]
     made: list[onnx.NodeProto] = []
 
@@ -101,7 +101,7 @@ def _formula(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
         if element != "FLOAT":
             x = add("Cast", source)
             made[-1].attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
-        # In the order that ONNX Runtime's fusions look for.
+        # The order of operators and inputs is the one that ONNX Runtime's fusions match.
         if node.op_type == _GELU:
             bounded = add("Erf", add("Div", x, number(math.sqrt(2))))
             product = add("Mul", add("Mul", x, add("Add", bounded, number(1))), number(0.5))
@@ -119,7 +119,7 @@ def _formula(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 
 def _is_same(one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
-    """Whether two nodes compute the same of the same."""
+    """Return True if two nodes compute the same from the same inputs."""
     fields = ("op_type", "domain", "input", "output", "attribute")
     return all(getattr(one, field) == getattr(other, field) for field in fields)
 

@@ -14,7 +14,7 @@ __all__ = ["Graph", "GraphSignature", "Mutation", "with_outputs"]
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """Names of the tensors that go into an exported graph and come out of it.
+    """Names of the inputs and outputs of an exported graph.
 
     Attributes:
         inputs: names of the model's tensor inputs.
@@ -43,7 +43,7 @@ class GraphSignature:
 
 @dataclass(frozen=True)
 class Graph(GraphSignature):
-    """An exported graph whose weights are graph inputs, and all that a session must know of it.
+    """An exported graph whose weights are graph inputs, with everything that a session needs.
 
     Attributes:
         proto: inputs are :attr:`inputs`, then the keys of :attr:`weights`; outputs are
@@ -56,12 +56,12 @@ class Graph(GraphSignature):
 
     @property
     def uses_rng(self) -> bool:
-        """Whether a run draws from PyTorch's random generator."""
+        """True if a run draws from PyTorch's random generator."""
         return any(site.known_result.uses_rng for site in self.sites.values())
 
 
 def with_outputs(graph: Graph, count: int) -> Graph:
-    """``graph`` without its outputs behind the first ``count``."""
+    """Return ``graph`` with only the first ``count`` of its outputs."""
     if count == len(graph.outputs):
         return graph
     proto = onnx.ModelProto()

@@ -1,4 +1,4 @@
-"""The one form in which a graph and how to call it are written down, but for the nodes: plain values."""
+"""The JSON form of a graph's signature and interface, without its nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch2ort.pythonop import Site
 
 
 def record(graph: GraphSignature, interface: Interface) -> dict[str, Any]:
-    """What a JSON text holds of both, beside signature and schemas."""
+    """Return both as plain values for JSON, without the interface's signature and schemas."""
     sizes = interface.sizes
     return {
         "dims": [list(d) for d in sizes.dims],
@@ -35,25 +35,25 @@ def record(graph: GraphSignature, interface: Interface) -> dict[str, Any]:
 def recorded_graph(
     data: Mapping[str, Any], proto: onnx.ModelProto, sites: dict[str, Site], weights: Mapping[str, str]
 ) -> Graph:
-    """The graph that :func:`record` wrote down.
+    """Return the graph that :func:`record` recorded.
 
     Args:
-        data: what was written.
+        data: the record.
         proto: the nodes.
         sites: by the names of the nodes.
-        weights: graph input -> name of what is fed to it.
+        weights: graph input -> name of the weight that is fed to it.
 
     Raises:
-        KeyError: something is missing.
+        KeyError: an entry is missing.
     """
     return Graph(**vars(recorded_signature(data, weights)), proto=proto, sites=sites)
 
 
 def recorded_signature(data: Mapping[str, Any], weights: Mapping[str, str]) -> GraphSignature:
-    """The names that :func:`record` wrote down.
+    """Return the names that :func:`record` recorded.
 
     Raises:
-        KeyError: something is missing.
+        KeyError: an entry is missing.
     """
     return GraphSignature(
         inputs=tuple(data["graph_inputs"]),
@@ -70,16 +70,16 @@ def recorded_interface(
     inputs: io_schema.Schema,
     outputs: io_schema.Schema,
 ) -> Interface:
-    """The interface that :func:`record` wrote down.
+    """Return the interface that :func:`record` recorded.
 
     Raises:
-        KeyError: something is missing.
-        ModelLoadError: a condition on sizes is none, or a position of an input.
+        KeyError: an entry is missing.
+        ModelLoadError: a condition on sizes or a position of an input is invalid.
     """
     ranges = {name: (low, high) for name, (low, high) in data["ranges"].items()}
     sizes = Sizes(tuple(data["graph_inputs"]), data["dims"], ranges, data["guards"])
     returned = tuple((int(output), int(given)) for output, given in data.get("returned", ()))
     same = tuple(map(int, data.get("same", ())))
     if same and (len(same) != len(inputs.leaves) or any(not 0 <= j <= i for i, j in enumerate(same))):
-        raise ModelLoadError(f"it says that inputs are the same tensors by positions {same} that are none")
+        raise ModelLoadError(f"its positions of identical inputs, {same}, are invalid")
     return Interface(signature, inputs, outputs, sizes, returned, same)

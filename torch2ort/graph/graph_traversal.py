@@ -1,4 +1,4 @@
-"""The PythonOp nodes of a graph."""
+"""Traversal of a graph: its PythonOp nodes, the bodies of its nodes, and the values that are read."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import onnx
 from torch2ort.errors import ModelLoadError
 from torch2ort.pythonop import Site, load_node
 
-# Where the PythonOpGrad node of a file says the name of the PythonOp node whose backward it runs.
+# The attribute of a file's PythonOpGrad node with the name of the PythonOp node whose backward it runs.
 FORWARD_ATTRIBUTE = "forward_node"
 # Metadata of a node with a body (graph/function_calls.py).
 CALL_META = "torch2ort.call"
-# Functions of the user's, and PyTorch's own kernels.
+# Calls of the user's Functions, and of PyTorch's own kernels.
 _OPERATORS = frozenset({("com.microsoft", "PythonOp"), ("org.pytorch.aten", "ATen")})
 
 
 def python_op_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every PythonOp node, in the graph and in the bodies of its If, Loop and Scan nodes."""
+    """Yield every PythonOp node, in the graph and in the bodies of its If, Loop and Scan nodes."""
     for node in graph.node:
         if (node.domain, node.op_type) in _OPERATORS:
             yield node
@@ -28,19 +28,19 @@ def python_op_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def function_of(node: onnx.NodeProto) -> str:
-    """The ``func_name`` of the Function that a node calls, or has the body of; empty if it does neither."""
+    """Return the ``func_name`` of the Function that a node calls, also by a body; empty for other nodes."""
     name = next((a.s.decode() for a in node.attribute if a.name == "func_name"), "")
     text = "" if name else text_of_call(node)
     return str(json.loads(text).get("func_name", "")) if text else name
 
 
 def text_of_call(node: onnx.NodeProto) -> str:
-    """The exact call that a node has the body of; empty if it has none."""
+    """Return the text of the exact call of a node with a body; empty for other nodes."""
     return next((prop.value for prop in node.metadata_props if prop.key == CALL_META), "")
 
 
 def values_read(graph: onnx.GraphProto) -> Iterator[str]:
-    """The value of each input of a node and each output of the graph, and those that bodies read."""
+    """Yield the values that the graph's outputs and its nodes read, including those that bodies read."""
     yield from (value.name for value in graph.output)
     for node in graph.node:
         yield from node.input
@@ -49,7 +49,7 @@ def values_read(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph, and the bodies of its nodes behind it."""
+    """Yield a graph, then the bodies of its nodes."""
     yield graph
     for node in graph.node:
         for body in bodies(node):
@@ -57,7 +57,7 @@ def graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs among a node's attributes."""
+    """Yield the graphs among a node's attributes."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -66,12 +66,12 @@ def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def ancestors(graph: onnx.GraphProto, names: Iterable[str], stop: Collection[str] = ()) -> set[str]:
-    """The values of these names, and all that they are computed from.
+    """Return the values of these names, and all values that they are computed from.
 
     Args:
-        graph: nodes without bodies.
+        graph: its nodes have no bodies.
         names: values of the graph.
-        stop: operators whose inputs do not count.
+        stop: operators whose inputs are ignored.
     """
     producers = {name: node for node in graph.node for name in node.output}
     found = set(names)
@@ -86,17 +86,17 @@ def ancestors(graph: onnx.GraphProto, names: Iterable[str], stop: Collection[str
 
 
 def load_sites(graph: onnx.GraphProto) -> dict[str, Site]:
-    """The site of each PythonOp node by the node's name, not yet bound to classes.
+    """Return the site of each PythonOp node by the node's name, not yet bound to classes.
 
     Raises:
-        ModelLoadError: a node's site is missing or damaged, its attributes say something else, or two nodes
+        ModelLoadError: a node's site is missing or damaged, or contradicts its attributes, or two nodes
             share a name.
     """
     sites: dict[str, Site] = {}
     for node in python_op_nodes(graph):
         if node.name in sites:
             raise ModelLoadError(
-                f"two PythonOp nodes share the name '{node.name}', by which their sites are told apart; "
+                f"two PythonOp nodes share the name '{node.name}', which identifies their sites; "
                 f"give each node a name of its own"
             )
         sites[node.name] = load_node(node)
@@ -104,12 +104,12 @@ def load_sites(graph: onnx.GraphProto) -> dict[str, Site]:
 
 
 def copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    """The node outside of its graph, which frees those that it drops."""
+    """Return a copy of the node outside of its graph: a graph frees the nodes that it drops."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
     return made
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of ONNX's own operators; 0 where a model imports none."""
+    """Return the opset version of ONNX's own operators; 0 if the model does not import them."""
     return next((entry.version for entry in model.opset_import if not entry.domain), 0)

@@ -1,4 +1,4 @@
-"""How a call of a model maps to the tensors of its graph."""
+"""The mapping of a call's arguments and results to the inputs and outputs of a graph."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _CONSTANTS: Final = frozenset({type(None), bool, int, float, str})
 
 @dataclass(frozen=True)
 class Interface:
-    """How a call of the model maps to tensors.
+    """The mapping of a call of the model to tensors.
 
     Attributes:
         signature: names and defaults of the model's arguments.
         inputs: schema of the bound arguments.
-        outputs: schema of what the model returns.
+        outputs: schema of the model's result.
         sizes: the input sizes that the graph accepts.
-        returned: which caches among the outputs are caches of the call.
-        same: which of the tensors are the same object in each call; empty if none need be.
+        returned: the caches among the outputs that are caches of the call.
+        same: the tensors that must be the same object in each call; empty if there are none.
     """
 
     signature: io_schema.Signature
@@ -35,11 +35,11 @@ class Interface:
     sizes: Sizes
     returned: io_schema.Returned = ()
     same: Identical = ()
-    # Shapes and dtypes of calls that were checked, where their arguments are the graph's tensors.
+    # Shapes and dtypes of checked calls whose arguments are exactly the graph's tensors.
     _checked: set[tuple[Any, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def result(self, bound: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """What the call of these arguments returns, out of the graph's outputs.
+        """Return the result of the call with these arguments, made of the graph's outputs.
 
         Args:
             bound: the arguments as :meth:`tensors` returned them.
@@ -50,11 +50,11 @@ class Interface:
     def tensors(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        """The call's tensors, in the order of the graph's inputs, and its arguments for :meth:`result`.
+        """Return the call's tensors in the order of the graph's inputs, and its arguments for :meth:`result`.
 
         Raises:
             SchemaMismatchError: structure, dtype, rank, a constant or a size differs, or two tensors
-                are given where the exported call had one.
+                are passed where the exported call had one.
         """
         call = None
         if not (kwargs or self.same or self.returned) and all(map(_is_plain, args)):
@@ -92,6 +92,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _are_arguments(tensors: Sequence[torch.Tensor], bound: Mapping[str, Any]) -> bool:
-    """Whether the arguments are these tensors, and defaults that no one can change."""
+    """Return True if the arguments are exactly these tensors, beside immutable defaults."""
     given = [value for value in bound.values() if type(value) not in _CONSTANTS]
     return len(given) == len(tensors) and all(a is b for a, b in zip(given, tensors, strict=True))

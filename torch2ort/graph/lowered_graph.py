@@ -1,4 +1,4 @@
-"""One half of a step as ONNX: what a session is made of."""
+"""One half of a step as ONNX, from which a session is made."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class Mutation:
 
     Attributes:
         output: name of the graph output.
-        kind: whether a buffer or a user input takes the value.
+        kind: whether the value is written to a buffer or to an input of the user.
         target: name of the buffer in the model, or of the graph input.
     """
 

@@ -1,4 +1,4 @@
-"""Where a node of a saved or exported graph comes from: the module around it, and the line of the model."""
+"""The origin of a node of a saved or exported graph: the module around it, and the line of the model."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from torch2ort.pythonop import Site
 
 _PREFIX = "model"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
-# Frames of these are between the user's and the operator: where they are here, and anywhere else.
+# Frames of these packages are between the user's frame and the operator: their folders here, and on other
+# machines.
 _HERE = tuple(str(Path(file).parent) + os.sep for file in (str(torch.__file__), str(Path(__file__).parent)))
 _INSTALLED = re.compile(r"-packages[/\\](torch2ort|torch|onnxruntime|onnxscript)[/\\]|^<")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a node comes from.
+    """The origin of a node.
 
     Attributes:
         module: path of the module that computes it, ``""`` for the model itself.
-        kind: class of that module, ``""`` where nothing is known.
-        line: ``file.py:12``, the innermost line of the user's; ``""`` where nothing is known.
+        kind: class of that module, ``""`` if unknown.
+        line: the innermost line of the user's code, as ``file.py:12``; ``""`` if unknown.
     """
 
     module: str
@@ -39,7 +40,7 @@ class Origin:
 
     @classmethod
     def of(cls, node: onnx.NodeProto) -> Origin:
-        """What the metadata of a node says."""
+        """Return the origin in the metadata of a node."""
         texts = {p.key: p.value for p in node.metadata_props}
         scopes = _names(texts.get("pkg.torch.onnx.name_scopes", ""))[1:-1]
         kinds = _names(texts.get("pkg.torch.onnx.class_hierarchy", ""))[1:-1]
@@ -49,7 +50,7 @@ class Origin:
 
 
 def kernel_name(site: Site) -> str:
-    """The Function, or the operator of PyTorch whose kernel a site calls."""
+    """Return the name of the Function, or of the operator of PyTorch whose kernel a site calls."""
     for value in site.constants.values() if site.internal else ():
         with contextlib.suppress(ValueError, TypeError, KeyError):
             namespace, _, name = json.loads(value)["operator"].rpartition("::")
@@ -58,7 +59,7 @@ def kernel_name(site: Site) -> str:
 
 
 def kernels_said(nodes: Iterable[onnx.NodeProto], sites: Mapping[str, Site]) -> str:
-    """What calls of kernels run, each once with its line; empty without calls.
+    """Return the names of the kernels that nodes call, each once, with its line; empty if there are none.
 
     Args:
         nodes: the calls.
@@ -72,7 +73,7 @@ def kernels_said(nodes: Iterable[onnx.NodeProto], sites: Mapping[str, Site]) -> 
 
 
 def _names(text: str) -> list[str]:
-    """The list of names that torch.onnx wrote; a damaged one is empty."""
+    """Return the list of names that torch.onnx wrote; an empty one if it is damaged."""
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError):

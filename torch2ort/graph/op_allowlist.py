@@ -1,7 +1,7 @@
-"""Which of PyTorch's operators a file may call.
+"""The operators of PyTorch that a file may call.
 
-An exported graph gives operators to PyTorch's own kernels, by name. A file may name any, and not all of them
-are calculations: some read or write files, or trust their arguments.
+An exported graph calls PyTorch's own kernels, by name. A file may name any operator, and some do more than
+calculate: they read or write files, or do not check their arguments.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch2ort.kernels.index_check import decode_check
 from torch2ort.pythonop import Site
 
 _RETURNED = frozenset({"Tensor", "List[Tensor]"})
-# Types of arguments that are values, with Optional and List taken off.
+# Types of arguments that are values, without Optional and List.
 _VALUES = frozenset({"Tensor", "int", "float", "bool", "number", "complex", "Device"})
-# Arguments whose text chooses between ways to calculate.
+# String arguments that select a way to calculate.
 _MODES = frozenset(
     (
         "activation", "approximate", "driver", "equation", "indexing", "interpolation", "mode", "norm", "ord",
@@ -32,7 +32,7 @@ _UNCHECKED = re.compile(
 
 
 def check_kernel_call(site: Site) -> None:
-    """Refuse a site of a file that does other than calculate with tensors.
+    """Refuse a site of a file that does more than calculate with tensors.
 
     Args:
         site: calls ``AtenKernel``.
@@ -44,7 +44,7 @@ def check_kernel_call(site: Site) -> None:
 
 
 def check_index_check(site: Site) -> None:
-    """Refuse a site of a file that calls, for its error, an operator that does other than calculate.
+    """Refuse a site of a file that calls, for its error, an operator that does more than calculate.
 
     Args:
         site: calls ``IndexCheck``.
@@ -56,7 +56,7 @@ def check_index_check(site: Site) -> None:
 
 
 def check_region(site: Site) -> None:
-    """Refuse a site of a file whose region does other than calculate with tensors.
+    """Refuse a site of a file whose region does more than calculate with tensors.
 
     Args:
         site: calls ``FusedRegion``.
@@ -71,19 +71,19 @@ def check_region(site: Site) -> None:
 
 
 def check_index_text(text: str) -> None:
-    """The same for what describes a check.
+    """Refuse the text of an index check that calls an operator that does more than calculate.
 
     Raises:
         ModelLoadError: names the operator.
     """
     call = decode_check(text).call
-    # It raises, and does nothing else.
+    # _assert_async only raises.
     if schema_of(decode_call(call).operator).name != "aten::_assert_async":
         _check_text(call)
 
 
 def text_of(site: Site) -> str:
-    """What describes the call of a kernel.
+    """Return the text that describes the call of a kernel.
 
     Raises:
         ModelLoadError: the site has no such text.
@@ -120,5 +120,5 @@ def _calculates(schema: Any) -> bool:
 
 def _is_value(argument: Any) -> bool:
     kind = re.sub(r"Optional|List|[\[\]]", "", str(argument.type))
-    # A generator that is not given is PyTorch's own.
+    # An omitted generator means PyTorch's own.
     return kind in _VALUES or kind == "Generator" or (kind == "str" and argument.name in _MODES)

@@ -1,4 +1,4 @@
-"""Source files that a graph names, without the folders of the machine that it was made on."""
+"""Paths of source files in a graph, without the folders of the machine on which the graph was made."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch2ort.support.install_paths import INSTALLED, STANDARD_LIBRARY, below, 
 from torch2ort.support.source_lines import LIBRARIES
 
 _FILE = re.compile(r'(?<=File ")[^"]+(?=", line \d)')
-# From one frame of a stack trace to the next.
+# The separator of the frames of a stack trace.
 _NEXT = re.compile(r'\n\s*(?=File ")')
 _OWN = 'File "site-packages/torch2ort/'
 
 
 def shorten_paths(model: onnx.ModelProto) -> None:
-    """Shorten paths in the nodes' stack traces to below the project or installed packages, in place.
+    """Make paths in the nodes' stack traces relative to the project or the installed packages, in place.
 
-    Frames of torch2ort's own, which is below each trace of a model, are left out.
+    Frames of torch2ort, which occur in each trace of a model, are left out.
     """
     graphs = [*graphs_in(model.graph), *model.functions]
     for prop in (prop for graph in graphs for node in graph.node for prop in node.metadata_props):
@@ -39,10 +39,10 @@ def _shortened(trace: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def portable_path(file: str) -> str:
-    """A file's path below the folder that Python imports it from; its name alone below none.
+    """Return a file's path relative to the folder that Python imports it from; its name if there is none.
 
     Args:
-        file: as a traceback has it. Text in place of a file (``<stdin>``) stays.
+        file: the path in a traceback. Text in place of a path (``<stdin>``) is returned unchanged.
     """
     if file.startswith("<"):
         return file

@@ -1,4 +1,4 @@
-"""Nodes of ONNX that draw random numbers, for which a session of torch2ort's calls what eager calls."""
+"""Nodes of ONNX that draw random numbers; a session of torch2ort calls eager PyTorch's kernels instead."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch2ort.graph.function_classes import bind_classes
 from torch2ort.kernels.functions import Bernoulli, Dropout
 from torch2ort.pythonop import Site, dump_site, load_site
 
-# Where a node says which call of torch2ort's draws eager's numbers; a plain session draws its own.
+# Metadata of such a node: the call that draws eager PyTorch's numbers. A plain session draws its own.
 DRAWN_META = "torch2ort.drawn"
 _FUNCTIONS = (Bernoulli, Dropout)
 
 
 def described_draw(site: Site) -> str:
-    """The text that :func:`drawn_sites` reads."""
+    """Return the text that :func:`drawn_sites` reads."""
     return json.dumps([site.func_name, dump_site(site)])
 
 
 def drawn_sites(graph: onnx.GraphProto) -> dict[str, Site]:
-    """The site behind each such node, by the node's name.
+    """Return the site of each such node, by the node's name.
 
     Raises:
-        ModelLoadError: what a node says is damaged, or is no call that draws.
+        ModelLoadError: a node's metadata is damaged, or its call does not draw random numbers.
     """
     sites = {}
     for node in graph.node:
@@ -42,25 +42,25 @@ def drawn_sites(graph: onnx.GraphProto) -> dict[str, Site]:
                 f"node '{node.name}': its metadata '{DRAWN_META}' is damaged ({error})"
             ) from error
         if site.function not in _FUNCTIONS or len(site.tensor_positions) != 1:
-            raise ModelLoadError(f"node '{node.name}' is to draw random numbers by {name}, which does not")
+            raise ModelLoadError(f"node '{node.name}': {name} does not draw random numbers")
         sites[node.name] = site
     return sites
 
 
 def leaves_more(site: Site) -> bool:
-    """Whether a call does more than give its results, so that it stays between those before and after it."""
+    """Return True if a call draws random numbers or has side effects: the order of such calls is kept."""
     return site.known_result.uses_rng or site.known_result.effects
 
 
 def order_of_draws(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[str]:
-    """The names of the nodes that may draw eager's numbers, in the order in which they do.
+    """Return the names of the nodes that may draw eager PyTorch's numbers, in the order of the draws.
 
     Args:
         graph: the nodes.
         sites: the site of each PythonOp node, by node name.
 
     Returns:
-        None of them where no node of ONNX is among them: data keep calls in their order.
+        An empty list if no node of ONNX is among them: dependencies between the calls then keep their order.
     """
     drawn = drawn_sites(graph)
     if not drawn:

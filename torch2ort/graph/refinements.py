@@ -1,9 +1,10 @@
 """Refinements: nodes in the graphs that torch2ort runs, metadata in files.
 
-A refinement gives its first input as eager PyTorch has it: the same index, refused if it lies outside
-(``CheckedIndex``), or what PyTorch's kernel computes instead of operators of ONNX (``Exact``). A file holds
-the first input in its place. The refinement, and the nodes that compute its other inputs alone, are metadata
-of the nodes that read it, or of the one that gives an output of the graph.
+A refinement returns the value of its first input as eager PyTorch computes it: the same index, refused if it
+is out of bounds (``CheckedIndex``), or the result of PyTorch's kernel instead of that of operators of ONNX
+(``Exact``). In a file, the first input replaces the refinement. The refinement, and the nodes that only
+compute its other inputs, are metadata of the nodes that read it, or of the node that computes an output of
+the graph.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from torch2ort.graph.op_allowlist import check_index_text
 from torch2ort.kernels.functions import decode_call
 from torch2ort.kernels.index_check import CHECKED_INDEX, decode_check
 
-# The second input's result; the first one's in files.
+# Returns its second input; in files, the first input replaces it.
 EXACT = "torch2ort::Exact"
 _KERNEL = "org.pytorch.aten::ATen"
 
 
 def is_check(node: onnx.NodeProto) -> bool:
-    """Whether a node checks an index."""
+    """Return True if a node checks an index."""
     return _operator(node) == CHECKED_INDEX
 
 
 def is_exact(node: onnx.NodeProto) -> bool:
-    """Whether a node gives its second input."""
+    """Return True if a node returns its second input."""
     return _operator(node) == EXACT
 
 
 def is_refinement(node: onnx.NodeProto) -> bool:
-    """Whether a file holds the first input of a node in its place."""
+    """Return True if the first input of a node replaces it in a file."""
     return is_check(node) or is_exact(node)
 
 
 def check_of(node: onnx.NodeProto) -> str:
-    """The text that describes the check of a node that checks an index."""
+    """Return the text that describes the check of a node that checks an index."""
     text: bytes = next((a.s for a in node.attribute if a.name == "check"), b"")
     return text.decode()
 
@@ -54,12 +55,12 @@ def unread_nodes(
     outputs: Iterable[str],
     inputs_read: Callable[[onnx.NodeProto], Collection[str] | None],
 ) -> set[str]:
-    """The first outputs of nodes that nobody reads if some nodes read a part of their inputs alone.
+    """Return the first outputs of the nodes that are unused once some nodes read only a part of their inputs.
 
     Args:
         nodes: in order.
-        outputs: of the graph.
-        inputs_read: what such a node reads; ``None`` for others, which read all.
+        outputs: the outputs of the graph.
+        inputs_read: returns the inputs that such a node reads; ``None`` for other nodes, which read all.
     """
     read, given_up = set(outputs), set[str]()
     unread: set[str] = set()
@@ -77,14 +78,14 @@ def unread_nodes(
 
 
 def kernels_in_files(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The calls of PyTorch's kernels that a file holds: where ONNX has no operators."""
+    """Return the calls of PyTorch's kernels that a file contains: those for which ONNX has no operators."""
     unread = _left_out(graph.node, [value.name for value in graph.output])
     kernels = [node for node in graph.node if _operator(node) == _KERNEL]
     return [node for node in kernels if node.output[0] not in unread]
 
 
 def drop_exact(graph: onnx.GraphProto) -> None:
-    """Take out what PyTorch's kernels compute beside operators of ONNX; checks of indices stay."""
+    """Remove the kernels of PyTorch that compute the same as operators of ONNX; keep checks of indices."""
     nodes = list(graph.node)
     outputs = [value.name for value in graph.output]
     plain_of = {node.output[0]: node for node in nodes if is_exact(node)}
@@ -98,7 +99,7 @@ def drop_exact(graph: onnx.GraphProto) -> None:
 
 
 def refinements_as_marks(model: onnx.ModelProto) -> None:
-    """Take refinements out of a model, which :func:`marks_as_refinements` puts back."""
+    """Turn the refinements of a model into metadata; :func:`marks_as_refinements` reverses this."""
     graph = model.graph
     nodes = [copied(node) for node in graph.node]
     renamed = _outputs_renamed(nodes, [value.name for value in graph.output])
@@ -123,10 +124,10 @@ def refinements_as_marks(model: onnx.ModelProto) -> None:
 
 
 def marks_as_refinements(model: onnx.ModelProto) -> None:
-    """Put refinements back into a model of :func:`refinements_as_marks`; old files hold functions of them.
+    """Restore the refinements of a model of :func:`refinements_as_marks`, or the functions of old files.
 
     Raises:
-        ModelLoadError: a mark is damaged, or its node reads something else.
+        ModelLoadError: a mark is damaged, or its node does not read the value that it describes.
     """
     _functions_as_checks(model)
     graph = model.graph
@@ -135,7 +136,8 @@ def marks_as_refinements(model: onnx.ModelProto) -> None:
     if not marked:
         return
     refined = {s.output[0]: s for mark in marked for s in mark.steps if is_refinement(s)}
-    # In a run, what gives an output of the file gives the first input of its refinement.
+    # In a run, the node that computes an output of the file computes the first input of that output's
+    # refinement.
     plain_of = {}
     for mark in marked:
         if mark.place < 0:
@@ -173,12 +175,12 @@ def marks_as_refinements(model: onnx.ModelProto) -> None:
 
 @dataclass(frozen=True)
 class _Mark:
-    """What a node's metadata says of one of its tensors.
+    """The refinement of one of a node's tensors, as described by its metadata.
 
     Attributes:
         node: the node.
-        place: the number of an input; of an output its complement.
-        steps: nodes that compute the value in a run, in order; the last one gives it.
+        place: the index of an input, or the complement (``~i``) of the index of an output.
+        steps: nodes that compute the value in a run, in order; the last one returns it.
     """
 
     node: onnx.NodeProto
@@ -192,10 +194,10 @@ class _Mark:
 
 
 def _marks(top: onnx.NodeProto) -> list[_Mark]:
-    """What the metadata of a node and of those in its bodies say; these are taken off.
+    """Return the marks of a node and of the nodes in its bodies; remove them from the metadata.
 
     Raises:
-        ModelLoadError: a mark is none of torch2ort's.
+        ModelLoadError: a mark is not one that torch2ort wrote.
     """
     found = []
     for node in (top, *_inner_nodes(top)):
@@ -217,10 +219,10 @@ def _marks(top: onnx.NodeProto) -> list[_Mark]:
 
 
 def _is_step(node: onnx.NodeProto) -> bool:
-    """Whether a mark may hold a node: operators of ONNX, calls of kernels, and whole refinements.
+    """Return True if a mark may contain a node: an operator of ONNX, a call of a kernel, a whole refinement.
 
     Raises:
-        ModelLoadError: a check is of an operator that no file may call.
+        ModelLoadError: the node is a check by an operator that no file may call.
     """
     operator = _operator(node)
     if not node.output or not node.output[0]:
@@ -231,12 +233,16 @@ def _is_step(node: onnx.NodeProto) -> bool:
         return max(check.index, check.source or 0) < tensors <= decode_call(check.call).tensors
     if operator == EXACT:
         return len(node.input) == 2
-    # Kernels are looked at where the calls of a file are (graph_traversal.load_sites).
+    # Kernels are checked together with the other calls of a file (graph_traversal.load_sites).
     return operator == _KERNEL or not node.domain
 
 
 def _outputs_renamed(nodes: list[onnx.NodeProto], outputs: Sequence[str]) -> dict[str, str]:
-    """Names that nodes give to outputs of a file, by what they give in a run; other outputs become copies."""
+    """Return the new names of values that become outputs of the file; other refined outputs become copies.
+
+    In a run such a value is the first input of a refinement; in the file it has the name of the refined
+    output.
+    """
     refined = {node.output[0]: node for node in nodes if is_refinement(node)}
     given = {name for node in nodes if not is_refinement(node) for name in node.output}
     renamed: dict[str, str] = {}
@@ -254,13 +260,13 @@ def _outputs_renamed(nodes: list[onnx.NodeProto], outputs: Sequence[str]) -> dic
 
 
 def _left_out(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[str]:
-    """The first outputs of the nodes that files leave out."""
+    """Return the first outputs of the nodes that files leave out."""
     refined = {node.output[0] for node in nodes if is_refinement(node)}
     return refined | unread_nodes(nodes, outputs, lambda n: n.input[:1] if is_refinement(n) else None)
 
 
 def _plain(name: str, refined: Mapping[str, onnx.NodeProto]) -> str:
-    """What a file holds in the place of a value; of values in a circle one of these."""
+    """Return the value that replaces a value in a file; in a cycle of refinements, one of its values."""
     seen: set[str] = set()
     while name in refined and name not in seen:
         seen.add(name)
@@ -269,7 +275,7 @@ def _plain(name: str, refined: Mapping[str, onnx.NodeProto]) -> str:
 
 
 def _steps(name: str, left_out: Mapping[str, onnx.NodeProto], seen: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that a file leaves out and a value is computed by, in order."""
+    """Return the nodes, left out of the file, that compute a value, in order."""
     node = left_out.get(name)
     if node is None or node.output[0] in seen:
         return []
@@ -278,7 +284,7 @@ def _steps(name: str, left_out: Mapping[str, onnx.NodeProto], seen: set[str]) ->
 
 
 def _functions_as_checks(model: onnx.ModelProto) -> None:
-    """Turn the local functions that files of earlier versions hold into checks."""
+    """Turn the local functions in files of earlier versions into checks."""
     domain, _, name = CHECKED_INDEX.partition("::")
     texts = {f.name: f for f in model.functions if f.domain == domain and f.name.startswith(f"{name}_")}
     for node in model.graph.node:
@@ -296,5 +302,5 @@ def _operator(node: onnx.NodeProto) -> str:
 
 
 def _inner_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Those in the bodies of a node."""
+    """Return the nodes in the bodies of a node."""
     return [inner for body in bodies(node) for graph in graphs_in(body) for inner in graph.node]

@@ -1,4 +1,4 @@
-"""A graph whose values have other names."""
+"""Renaming of a graph's values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch2ort.graph.interface import Interface
 
 
 def renamed(graph: Graph, interface: Interface, names: Mapping[str, str]) -> tuple[Graph, Interface]:
-    """Return a graph and how it is called, with other names of some values.
+    """Return a graph and its interface with other names of some values.
 
     Args:
         graph: it is not changed.
-        interface: how it is called.
-        names: old name -> new name. What has one of the new names already, and is not renamed itself, gets
-            another.
+        interface: the graph's interface.
+        names: old name -> new name. A value that already has one of the new names, and is not renamed itself,
+            gets another name.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(graph.proto)
@@ -51,14 +51,14 @@ def renamed(graph: Graph, interface: Interface, names: Mapping[str, str]) -> tup
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """A name like this one that nothing has."""
+    """Return an unused name like this one."""
     while name in taken:
         name += "_"
     return name
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename values, in subgraphs, too."""
+    """Rename values, also in subgraphs."""
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = names.get(value.name, value.name)
     for node in graph.node:

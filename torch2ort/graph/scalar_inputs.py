@@ -1,9 +1,9 @@
 """Numbers among a call's arguments that vary from call to call, as inputs of one graph.
 
-A graph holds numbers as constants. One that is another in the second call is fed to the next graph, if
-forward does nothing with it but multiply, add, subtract or divide tensors: there a number is what it would
-be as a constant. A :class:`Number` stands for it while forward is traced, and refuses everything else, as
-Python code that reads a number may do anything with it.
+A graph contains numbers as constants. A number that differs in a later call becomes an input of the next
+graph, if forward only multiplies, adds, subtracts or divides tensors by it: there an input computes the same
+as a constant. A :class:`Number` represents it while forward is traced, and refuses all other uses, as Python
+code that reads a number may do anything with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from torch2ort import io_schema
 
-# Integers beyond are no float64, and hardly numbers to compute with.
+# Larger integers are not exact in float64.
 _LARGEST = 2**53
 _DTYPES = (torch.float32, torch.float64)
 _FUNCTIONS = frozenset(
@@ -33,9 +33,9 @@ _FUNCTIONS = frozenset(
 
 
 class ReadInPythonError(BaseException):
-    """Forward does something with a number that an input of a graph cannot stand for.
+    """Forward uses a number in a way that an input of a graph does not support.
 
-    No Exception, so that no code of the model's takes it for one of its own.
+    Not an Exception, so that the model's own code does not catch it.
     """
 
 
@@ -53,7 +53,7 @@ def _operator(name: str) -> Callable[[Number, Any], Any]:
 
 
 class Number:
-    """Stands for an ``int`` or ``float`` argument in a trace.
+    """The representation of an ``int`` or ``float`` argument in a trace.
 
     Args:
         kind: the type of the number.
@@ -65,7 +65,7 @@ class Number:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """To ``isinstance``, the type of the number."""
+        """The type of the number, for ``isinstance``."""
         kind: type = object.__getattribute__(self, "_number")[0]
         return kind
 
@@ -73,7 +73,7 @@ class Number:
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Compute with a tensor of floating-point numbers and the input, which gets the tensor's dtype."""
+        """Apply the function to a floating-point tensor and the input, cast to the tensor's dtype."""
         tensors = [a for a in args if type(a) is not Number]
         if function not in _FUNCTIONS or kwargs or len(args) != 2 or len(tensors) != 1:
             raise ReadInPythonError
@@ -111,7 +111,7 @@ def _value_of(number: Any) -> torch.Tensor:
 
 
 def with_numbers(tensors: Sequence[torch.Tensor], numbers: Collection[int]) -> list[Any]:
-    """``tensors`` with a :class:`Number` in place of those at these positions."""
+    """Return ``tensors`` with a :class:`Number` in place of those at these positions."""
     return [
         Number(float if t.is_floating_point() else int, t) if i in numbers else t
         for i, t in enumerate(tensors)
@@ -119,13 +119,13 @@ def with_numbers(tensors: Sequence[torch.Tensor], numbers: Collection[int]) -> l
 
 
 def with_values(tensors: Sequence[torch.Tensor], numbers: Collection[int]) -> list[Any]:
-    """``tensors`` with the number itself in place of those at these positions."""
+    """Return ``tensors`` with the number itself in place of those at these positions."""
     return [t.item() if i in numbers else t for i, t in enumerate(tensors)]
 
 
 @dataclass
 class _Met:
-    """The numbers that were met in calls of one form."""
+    """The numbers that occurred in calls of one form."""
 
     first: dict[int, Any]
     varying: set[int] = field(default_factory=set)
@@ -133,7 +133,7 @@ class _Met:
 
 
 class Numbers:
-    """Which numbers vary, of all calls of a model."""
+    """The numbers that vary among all calls of a model."""
 
     def __init__(self) -> None:
         self._met: dict[Hashable, _Met] = {}
@@ -141,7 +141,7 @@ class Numbers:
     def lift(
         self, tensors: list[torch.Tensor], schema: io_schema.Schema
     ) -> tuple[list[torch.Tensor], io_schema.Schema, frozenset[int]]:
-        """The call with the numbers that vary as tensors, and their positions among the tensors."""
+        """Return the call with its varying numbers as tensors, and their positions among the tensors."""
         numbers = {i: value for i, value in schema.constants.items() if type(value) in (int, float)}
         if not numbers:
             return tensors, schema, frozenset()
@@ -153,12 +153,12 @@ class Numbers:
         return io_schema.constants_to_tensors(tensors, schema, {i: _tensor(numbers[i]) for i in met.varying})
 
     def refuse(self, schema: io_schema.Schema) -> None:
-        """Note that calls of this form cannot have their numbers as inputs."""
+        """Record that calls of this form cannot have their numbers as inputs."""
         self._met[schema.form].refused = True
 
 
 def _differ(a: Any, b: Any) -> bool:
-    return repr(a) != repr(b)  # tells -0.0 from 0.0, and not nan from nan
+    return repr(a) != repr(b)  # -0.0 and 0.0 differ, nan and nan do not
 
 
 def _tensor(value: float) -> torch.Tensor:

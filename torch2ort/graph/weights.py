@@ -1,4 +1,4 @@
-"""The weights of a graph: its inputs while the model is alive, initializers in what leaves the process."""
+"""The weights of a graph: inputs of the graph in the model's process, initializers in saved models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 
 
 def state_of(graph: Graph) -> dict[str, str]:
-    """Graph input -> name, of the buffers that the model reads and updates."""
+    """Return graph input -> name, for the buffers that the model reads and updates."""
     updated = {m.target for m in graph.mutations if m.kind == "buffer"}
     return {name: origin for name, origin in graph.weights.items() if origin in updated}
 
@@ -27,7 +27,7 @@ def state_of(graph: Graph) -> dict[str, str]:
 def frozen(
     graph: Graph, weights: Mapping[str, torch.Tensor], *, folds: bool = True
 ) -> tuple[Graph, dict[str, torch.Tensor]]:
-    """``graph`` with the present values of its weights in it, but for its state, which is beside it.
+    """Return ``graph`` with the current values of its weights as initializers, and the values of its state.
 
     Args:
         graph: the graph.
@@ -42,12 +42,13 @@ def frozen(
 
 
 def with_weights(graph: Graph, weights: Mapping[str, torch.Tensor], *, folds: bool = True) -> onnx.ModelProto:
-    """``graph`` with the present values of ``weights`` as initializers; its state stays an input, too.
+    """Return ``graph`` with the current values of ``weights`` as initializers; its state remains an input.
 
     Args:
         graph: the graph.
         weights: its weights.
-        folds: whether what can be computed of them is; else each weight is there as it is.
+        folds: whether values that depend only on weights are computed; if not, each weight is stored
+            unchanged.
     """
     model = onnx.ModelProto()
     model.CopyFrom(graph.proto)
@@ -64,10 +65,10 @@ def with_weights(graph: Graph, weights: Mapping[str, torch.Tensor], *, folds: bo
 
 
 def take_state(model: onnx.ModelProto, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """The values that ``model`` starts from, taken out of it: they are fed in each call.
+    """Remove the initial values of the state from ``model`` and return them: state is fed in each call.
 
     Raises:
-        KeyError: one is missing.
+        KeyError: a value is missing.
     """
     initializers = {value.name: value for value in model.graph.initializer}
     if not names.keys() <= {value.name for value in model.graph.input}:
@@ -87,7 +88,7 @@ def _tensor(initializer: onnx.TensorProto) -> torch.Tensor:
 
 
 def _write(initializer: onnx.TensorProto, name: str, tensor: torch.Tensor) -> None:
-    """Make ``initializer`` hold a tensor; in its place, as protobuf copies none of 2 GiB into a list."""
+    """Write a tensor to ``initializer``, in place: protobuf cannot copy one of 2 GiB into a list."""
     tensor = tensor.detach().cpu().contiguous()
     initializer.name, initializer.data_type = name, ONNX_TYPES[tensor.dtype]
     initializer.dims.extend(tensor.shape)
@@ -95,9 +96,9 @@ def _write(initializer: onnx.TensorProto, name: str, tensor: torch.Tensor) -> No
 
 
 def _content(tensor: torch.Tensor) -> bytes:
-    """The bytes of a contiguous tensor on the CPU."""
+    """Return the bytes of a contiguous tensor on the CPU."""
     if not tensor.numel():
         return b""
-    # Not by numpy: PyTorch lets nobody free the memory of a tensor that was once an array, as FSDP does.
-    # Not by ctypes.string_at, whose size is a C int.
+    # numpy is not used: PyTorch does not allow the memory of a tensor that was once an array to be freed, and
+    # FSDP frees it. ctypes.string_at is not used: its size is a C int.
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()).raw

@@ -1,4 +1,4 @@
-"""What sees the tensors of a model while it runs, in eager PyTorch and on ONNX Runtime alike."""
+"""Observers of a model's tensors during a run, the same in eager PyTorch and on ONNX Runtime."""
 
 from torch2ort.hooks.statistics import StatisticsSubscriber
 from torch2ort.hooks.subscriber import RunContext, SubscriberBase

@@ -20,23 +20,23 @@ from torch2ort.log import rank
 
 
 class StatisticsSubscriber(SubscriberBase):
-    """Writes statistics of what each module returns, and of the gradient of that, to a file a step.
+    """A subscriber that writes statistics of modules' output tensors and their gradients, one file per step.
 
     The files ``step_000000.jsonl`` are the same for a model in eager PyTorch and on ONNX Runtime: a line of
     JSON for each tensor, with its module, shape, dtype, min, max, mean, std, zeros, nan and inf. ``python -m
-    torch2ort compare A B`` shows where those of two runs part. Of a distributed run each rank but the first
-    has a folder ``rank_1`` below. A tensor that a module was given and returns as it is has no gradient of
-    its own.
+    torch2ort compare A B`` shows the first difference between two runs. In a distributed run, each rank other
+    than the first writes to a subfolder such as ``rank_1``. An input tensor that a module returns unchanged
+    has no gradient of its own.
 
     Args:
-        folder: of the files; it is made.
+        folder: of the files; it is created.
         start_step: first call of the model, from 0; ``None`` for 0.
-        end_step: the call behind the last one; ``None`` for no end.
-        depth: deepest modules: 0 the model alone, 1 its children too; ``None`` for all.
-        overwrite: whether older files in the folder may go.
+        end_step: the call after the last one; ``None`` for no end.
+        depth: depth of the deepest modules: 0 for the model only, 1 for its children, too; ``None`` for all.
+        overwrite: whether older files in the folder may be deleted.
 
     Raises:
-        OptionError: a number is not allowed, or the folder holds files of another run.
+        OptionError: a number is not allowed, or the folder contains files of another run.
     """
 
     only_watches = True
@@ -61,10 +61,10 @@ class StatisticsSubscriber(SubscriberBase):
         _folders[self._key] = path
 
     def attached(self, model: str) -> None:
-        """See the class above."""
+        """Delete older files of the folder, and begin to write; see :meth:`SubscriberBase.attached`."""
         if self._key in _sinks:
             raise OptionError(
-                "StatisticsSubscriber: it is subscribed to a model already; make another one for this model."
+                "StatisticsSubscriber: it is already subscribed to a model; make another one for this model."
             )
         folder = _folders[self._key]
         folder = folder / f"rank_{rank()}" if rank() else folder
@@ -75,31 +75,32 @@ class StatisticsSubscriber(SubscriberBase):
         _sinks[self._key] = _Sink(self, model, folder)
 
     def detached(self) -> None:
-        """See the class above; a backward that is still to come writes no more."""
+        """Stop writing, also in backwards that are still to come; see :meth:`SubscriberBase.detached`."""
         _sinks.pop(self._key, None)
 
     def post_forward_tensor_apply_impl(
         self, run_ctx: RunContext, module: torch.nn.Module, tensor_index: int, tensor: torch.Tensor
     ) -> torch.Tensor:
-        """The tensor, seen by a Function."""
+        """Return the tensor after a Function that writes its statistics."""
         result: torch.Tensor = Inspect.apply(
             tensor, self._key, run_ctx.name, type(module).__name__, tensor_index
         )
         return result
 
 
-# What Functions find by a text among their arguments, which a graph can hold. Folders are no part of a graph.
+# Functions look these objects up by a text among their arguments, as a graph can contain the text. Folders
+# are not part of a graph.
 _sinks: dict[str, _Sink] = {}
 _folders: dict[str, Path] = {}
 _numbers = itertools.count()
 
 
 class _Sink:
-    """Where the records of one subscriber go.
+    """The destination of one subscriber's records.
 
     Args:
-        subscriber: says which steps it wants.
-        model: its name among those whose calls are counted.
+        subscriber: determines the steps to write.
+        model: the name of its model in :data:`torch2ort.hooks.subscriber.steps`.
         folder: of the files.
     """
 
@@ -113,11 +114,11 @@ class _Sink:
 
     @property
     def step(self) -> int:
-        """Number of the model's call that runs."""
+        """Number of the model's running call."""
         return steps_of_models[self._model]
 
     def forward(self, step: int, module: str, kind: str, output: int, tensor: torch.Tensor) -> int:
-        """Write what a module returned; returns the number of the module's call in this step."""
+        """Write a record of a module's output; return the number of the module's call in this step."""
         with self._lock:
             if step != self._step:
                 self._step = step
@@ -130,20 +131,20 @@ class _Sink:
     def write(
         self, step: int, module: str, kind: str, direction: str, output: int, call: int, tensor: torch.Tensor
     ) -> None:
-        """Write one record, if the step was asked for."""
+        """Write one record, if the subscriber's range contains the step."""
         if self._subscriber.is_active(step):
             record = Record(module, kind, direction, output, call, **statistics(tensor))  # type: ignore[arg-type]
             self._writer.write(step, record)
 
 
 class Inspect(torch.autograd.Function):
-    """A copy of a tensor that is written about, in forward and in backward."""
+    """A copy of a tensor whose statistics are written, in forward and in backward."""
 
     @staticmethod
     def forward(
         ctx: Any, tensor: torch.Tensor, key: str, module: str, kind: str, output: int
     ) -> torch.Tensor:
-        """A copy, as what a Function returns as it is could not be written to in place."""
+        """Return a copy: an input that a Function returns unchanged could not be written to in place."""
         ctx.place = None
         if not is_fake(tensor):
             sink = _sinks.get(key)
@@ -161,7 +162,7 @@ class Inspect(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient as it is."""
+        """Return the gradient unchanged."""
         sink = _sinks.get(ctx.place[0]) if ctx.place is not None else None
         if sink is not None and not is_fake(gradient):
             _, step, module, kind, output, call = ctx.place
@@ -170,5 +171,5 @@ class Inspect(torch.autograd.Function):
 
     @staticmethod
     def alias_input(node: str) -> tuple[list[int], list[int]]:
-        """The gradient is that of the copy."""
+        """Return the aliases: the gradient of the input is that of the copy."""
         return [-1], [0, -1, -1, -1, -1]

@@ -1,4 +1,4 @@
-"""Statistics of tensors as lines of JSON, a file a step."""
+"""Statistics of tensors as lines of JSON, in one file per step."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ class Record:
         module: path of the module that returned it, ``""`` for the model.
         kind: class of that module.
         direction: ``"forward"`` for the tensor, ``"backward"`` for its gradient.
-        output: number among the tensors that the module returned.
+        output: its index among the tensors that the module returned.
         call: number of the module's call in this step.
         shape: its sizes.
         dtype: as ``"float32"``.
-        min: least finite element; ``None`` where none is finite. Of complex tensors, of the absolute value.
-        max: greatest finite element.
+        min: smallest finite element; ``None`` if no element is finite. Statistics of complex tensors are
+            those of the absolute values.
+        max: largest finite element.
         mean: of the finite elements.
-        std: standard deviation of the finite elements, by their number.
-        zeros: how many are 0.
-        nan: how many are no number.
-        inf: how many are infinite.
+        std: standard deviation of the finite elements, without Bessel's correction.
+        zeros: number of elements that are 0.
+        nan: number of elements that are NaN.
+        inf: number of elements that are infinite.
     """
 
     module: str
@@ -53,12 +54,12 @@ class Record:
 
     @property
     def place(self) -> tuple[str, str, int, int]:
-        """What it is a record of, the same in two runs of one model."""
+        """The key of the record's tensor, the same in two runs of one model."""
         return self.direction, self.module, self.call, self.output
 
 
 def statistics(tensor: torch.Tensor) -> dict[str, object]:
-    """The fields of a :class:`Record` that say what is in a tensor."""
+    """Return the fields of a :class:`Record` that describe the contents of a tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     values = tensor.detach()
     values = values.to_dense() if values.is_sparse else values
@@ -79,10 +80,10 @@ def statistics(tensor: torch.Tensor) -> dict[str, object]:
 
 
 class Writer:
-    """Appends records to the files of a folder; no file stays open.
+    """A writer that appends records to the files of a folder; no file stays open.
 
     Args:
-        folder: made when there is something to write.
+        folder: created at the first write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,16 +100,16 @@ class Writer:
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """The files of a folder by step, in order."""
+    """Return the files of a folder by step, in order."""
     matches = ((_FILE.fullmatch(path.name), path) for path in folder.iterdir()) if folder.is_dir() else ()
     return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The records of a file, in the order in which they were made.
+    """Yield the records of a file, in the order in which they were written.
 
     Raises:
-        ValueError: a line is no record.
+        ValueError: a line is not a record.
     """
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -116,5 +117,5 @@ def read(path: Path) -> Iterator[Record]:
             yield Record(**{**fields, "shape": tuple(fields["shape"])})
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{path}, line {number}: no record of a StatisticsSubscriber ({error})"
+                f"{path}, line {number}: not a record of a StatisticsSubscriber ({error})"
             ) from error

@@ -1,4 +1,4 @@
-"""What a subscriber is: the points at which it is called, with the names that ORTModule gave them."""
+"""The interface of subscribers: the points at which they are called, with ORTModule's names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 from torch2ort.errors import OptionError
 
-# Number of the call that runs, from 0, of each subscribed model. Hooks hold the name alone: what they hold is
-# part of what a graph was made from, and must be the same in each call and in another process.
+# Number of the running call, from 0, of each subscribed model. Hooks only hold the model's name: the
+# attributes of hooks are guards of a graph, and must be the same in each call and in another process.
 steps: dict[str, int] = {}
 
 
 class RunContext:
-    """Which module a subscriber is called for.
+    """The module for which a subscriber is called.
 
     Attributes:
         name: the module's path in the model, ``""`` for the model itself.
@@ -28,19 +28,21 @@ class RunContext:
 
     @property
     def step(self) -> int:
-        """Number of the model's call that runs, from 0; -1 when the subscription has ended.
+        """Number of the model's running call, from 0; -1 when the subscription has ended.
 
-        Functions read it while they run. What reads it beside Functions reads it while a model is traced.
+        Read it in Functions, which run in each step. Other code runs while a model is traced, and so reads
+        the number of the traced call.
         """
         return steps.get(self._model, -1)
 
 
 class SubscriberBase:
-    """Called for each module of a model, before and after its forward; classes below override what they need.
+    """The base class of subscribers, whose methods are called before and after the forward of each module.
 
-    The methods run where hooks of modules run: in eager PyTorch in each call, in an :class:`ORTModule` while
-    the model is traced. What they do with tensors is part of the graph, and what they do beside that belongs
-    into a ``torch.autograd.Function``, whose forward and backward run in each step on either.
+    Subclasses override the methods that they need. The methods run at the same time as hooks of modules: in
+    eager PyTorch in each call, in an :class:`ORTModule` while the model is traced. Their operations on
+    tensors become part of the graph. All other actions belong in a ``torch.autograd.Function``, whose forward
+    and backward run in each step in both cases.
 
     >>> class Doubling(SubscriberBase):
     ...     def post_forward_tensor_apply_impl(self, run_ctx, module, tensor_index, tensor):
@@ -55,14 +57,14 @@ class SubscriberBase:
     tensor([1., 1.])
 
     Args:
-        start_step: first call, from 0, that :meth:`is_active` says yes to; ``None`` for 0.
-        end_step: the call behind the last one; ``None`` for no end.
-        depth: deepest modules to be called for: 0 the model alone, 1 its children too; ``None`` for all.
+        start_step: first call, from 0, for which :meth:`is_active` returns True; ``None`` for 0.
+        end_step: the call after the last one; ``None`` for no end.
+        depth: depth of the deepest modules: 0 for the model only, 1 for its children, too; ``None`` for all.
 
     Attributes:
-        only_watches: whether what the methods return has the values that they were given. What a module was
-            given and returns as it is then stays that very tensor, which an in-place operator behind the
-            module writes to as well.
+        only_watches: whether the methods return tensors of unchanged values. If so, an input that a module
+            returns unchanged stays the same tensor object, so an in-place operator after the module writes to
+            it as well.
 
     Raises:
         OptionError: a number is negative, or the range is empty.
@@ -82,50 +84,50 @@ class SubscriberBase:
         if end_step is not None and end_step <= (start_step or 0):
             raise OptionError(
                 f"{type(self).__name__}: end_step is {end_step}, and the first step is {start_step or 0}; "
-                f"end_step is the number of the step behind the last one."
+                f"end_step is the number of the step after the last one."
             )
         self.start_step, self.end_step, self.depth = start_step or 0, end_step, depth
 
     def is_active(self, step: int) -> bool:
-        """Whether a step is one that was asked for; to be asked in Functions, where steps are counted."""
+        """Return True if a step is in the subscriber's range. Call it in Functions, which run each step."""
         return self.start_step <= step and (self.end_step is None or step < self.end_step)
 
     def pre_forward_module_apply_impl(
         self, run_ctx: RunContext, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Called with a module's arguments; returns those that forward gets."""
+        """Receive a module's arguments; return the arguments for forward."""
         return args, kwargs
 
     def pre_forward_tensor_apply_impl(
         self, run_ctx: RunContext, module: torch.nn.Module, tensor_index: int, tensor: torch.Tensor
     ) -> torch.Tensor:
-        """Called with each tensor among them, in their order; returns the one that forward gets."""
+        """Receive each tensor among the arguments, in their order; return the tensor for forward."""
         return tensor
 
     def post_forward_module_apply_impl(
         self, run_ctx: RunContext, module: torch.nn.Module, args: tuple[Any, ...], outputs: Any
     ) -> tuple[tuple[Any, ...], Any]:
-        """Called with a module's positional arguments and what it returned; returns both."""
+        """Receive a module's positional arguments and its outputs; return both."""
         return args, outputs
 
     def post_forward_tensor_apply_impl(
         self, run_ctx: RunContext, module: torch.nn.Module, tensor_index: int, tensor: torch.Tensor
     ) -> torch.Tensor:
-        """Called with each tensor that a module returned; returns the one that its caller gets."""
+        """Receive each output tensor of a module; return the tensor for the module's caller."""
         return tensor
 
     def post_forward_outmost_module_apply_impl(
         self, run_ctx: RunContext, module: torch.nn.Module, args: tuple[Any, ...], outputs: Any
     ) -> tuple[tuple[Any, ...], Any]:
-        """Called at the end of the model's own forward, in each call, outside of a graph; returns both."""
+        """Receive the model's arguments and outputs after each call, outside of a graph; return both."""
         return args, outputs
 
     def attached(self, model: str) -> None:
-        """Called when a model is subscribed to, which :data:`steps` knows by this name.
+        """Prepare for a model, whose name in :data:`steps` is ``model``; called by ``subscribe``.
 
         Raises:
-            OptionError: the subscriber has another model already, and takes one.
+            OptionError: the subscriber supports one model, and already has one.
         """
 
     def detached(self) -> None:
-        """Called when the subscription ends."""
+        """Clean up; called when the subscription ends."""

@@ -1,4 +1,4 @@
-"""Hangs subscribers on a model by hooks of its modules."""
+"""Subscription of subscribers to a model by hooks of its modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch2ort.hooks.subscriber import RunContext, SubscriberBase, steps
 
 
 class Subscription:
-    """Subscribers on a model, until :meth:`remove`; as a context manager, until the end of the block.
+    """A subscription to a model, until :meth:`remove`; as a context manager, until the end of the block.
 
     Attributes:
         step: number of the model's last call, from 0; -1 before the first, and after the end.
@@ -30,11 +30,11 @@ class Subscription:
 
     @property
     def step(self) -> int:
-        """See the class."""
+        """Number of the model's last call, from 0; -1 before the first, and after the end."""
         return steps.get(self._model, -1)
 
     def remove(self) -> None:
-        """Take the hooks off the model again."""
+        """Remove the hooks from the model."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -53,25 +53,25 @@ class Subscription:
 
 
 def subscribe(model: torch.nn.Module, subscribers: Sequence[SubscriberBase]) -> Subscription:
-    """Have subscribers called for each module of a model.
+    """Call subscribers for each module of a model.
 
-    They are hooks of the modules: an :class:`ORTModule` of the model exports once more, with them. A model
-    that nobody subscribes to has no hooks.
+    Subscribers are called by hooks of the modules, so an :class:`ORTModule` of the model exports again, with
+    the hooks. A model without a subscription has no hooks.
 
     Args:
         model: a module, or an :class:`ORTModule`.
         subscribers: called in this order.
 
     Returns:
-        What ends it.
+        The subscription; its :meth:`~Subscription.remove` ends it.
 
     Raises:
-        OptionError: there is no subscriber, or one is none.
+        OptionError: there is no subscriber, or an object is not a subscriber.
     """
     if not isinstance(subscribers, Iterable):
         raise OptionError(
             f"subscribe: the subscribers are a {type(subscribers).__name__}; expected a list of objects of "
-            f"classes below torch2ort.hooks.SubscriberBase."
+            f"subclasses of torch2ort.hooks.SubscriberBase."
         )
     subscribers = tuple(subscribers)
     if not isinstance(model, torch.nn.Module):
@@ -80,14 +80,14 @@ def subscribe(model: torch.nn.Module, subscribers: Sequence[SubscriberBase]) -> 
     if wrong or not subscribers:
         given = f"a {type(wrong[0]).__name__} among the subscribers" if wrong else "no subscriber"
         raise OptionError(
-            f"subscribe: there is {given}; expected a list of objects of classes below "
+            f"subscribe: there is {given}; expected a list of objects of subclasses of "
             f"torch2ort.hooks.SubscriberBase."
         )
     number = f"{type(model).__name__}#{next(_numbers)}"
     for subscriber in subscribers:
         subscriber.attached(number)
     steps[number] = -1
-    # In front of those of the model itself, so that they see the new number.
+    # The counting hook runs before those of the model itself, so they see the new number.
     handles = [model.register_forward_pre_hook(_Count(number), prepend=True)]
     for name, module in model.named_modules():
         depth = len(name.split(".")) if name else 0
@@ -100,7 +100,7 @@ def subscribe(model: torch.nn.Module, subscribers: Sequence[SubscriberBase]) -> 
 
 
 class _Count:
-    """Counts the calls of a model."""
+    """A hook that counts the calls of a model."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -114,7 +114,7 @@ _numbers = itertools.count()
 
 
 class _Before:
-    """Calls subscribers with what a module is given."""
+    """A hook that calls subscribers with a module's arguments."""
 
     def __init__(self, context: RunContext, subscribers: Sequence[SubscriberBase]) -> None:
         self._context = context
@@ -132,7 +132,7 @@ class _Before:
 
 
 class _After:
-    """Calls subscribers with what a module returned."""
+    """A hook that calls subscribers with a module's outputs."""
 
     def __init__(self, context: RunContext, subscribers: Sequence[SubscriberBase]) -> None:
         self._context = context
@@ -160,7 +160,7 @@ def _overrides(subscriber: SubscriberBase, method: str) -> bool:
 def _numbered(
     apply: Callable[..., Any], context: RunContext, module: torch.nn.Module, given: set[int] | None = None
 ) -> Callable[[torch.Tensor], Any]:
-    """`apply` with the number of each tensor; those that are given back, by `id`, stay."""
+    """Return `apply` with the index of each tensor; tensors whose `id` is in `given` stay unchanged."""
     count = 0
 
     def numbered(tensor: torch.Tensor) -> Any:
@@ -173,7 +173,7 @@ def _numbered(
 
 
 def _mapped(data: Any, apply: Callable[[torch.Tensor], Any]) -> Any:
-    """`data` with `apply` of each tensor in its place; objects that are no containers stay as they are."""
+    """Return `data` with `apply` of each tensor in its place; objects other than containers stay the same."""
     if isinstance(data, torch.Tensor):
         return apply(data)
     if isinstance(data, Mapping):
@@ -198,7 +198,7 @@ def _mapped(data: Any, apply: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _tensors(data: Any) -> Iterator[torch.Tensor]:
-    """Every tensor that :func:`_mapped` finds."""
+    """Return an iterator over every tensor that :func:`_mapped` finds."""
     found: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""PyTorch's own kernels as sites: which there are, their derivatives, and the calls that a file may make."""
+"""PyTorch's own kernels as sites: their operators, derivatives, and the calls that a file may make."""

@@ -1,4 +1,4 @@
-"""Which operators are of libraries, and what of them no graph can hold."""
+"""Operators of libraries, and the properties of them that a graph does not support."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from torch2ort._torch.dispatch import OpOverload, schema_of
 from torch2ort.kernels.functions import LIBRARY_OPERATORS
 
-# Namespaces of torch's own, whose operators torch2ort knows by name or not at all.
+# Namespaces of torch, whose operators torch2ort supports by name or not at all.
 _OF_TORCH = frozenset(
     (
         "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_quantized", "aten", "c10d",
@@ -21,17 +21,17 @@ _RESULTS = frozenset({"Tensor", "List[Tensor]"})
 
 
 def is_foreign(operator: Any) -> bool:
-    """Whether ``operator`` is an overload that somebody registered besides those of torch."""
+    """Return True if ``operator`` is an overload that was registered by another library than torch."""
     return isinstance(operator, OpOverload) and operator.namespace not in _OF_TORCH
 
 
 def is_of_library(operator: Any) -> bool:
-    """Whether ``operator`` is such an overload, and none that a file may name."""
+    """Return True if ``operator`` is such an overload, and a file may not name it."""
     return is_foreign(operator) and operator.name() not in LIBRARY_OPERATORS
 
 
 def unfit(operator: OpOverload) -> str | None:
-    """What an operator does that no graph can, and what to do; ``None`` if there is nothing."""
+    """Return what a graph does not support about an operator, and the remedy; ``None`` if it supports it."""
     schema = schema_of(operator)
     written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if written:
@@ -50,6 +50,6 @@ def unfit(operator: OpOverload) -> str | None:
         what = returned[0] if len(returned) == 1 else f"({', '.join(returned)})"
         return (
             f"returns {what}, and a graph takes tensors, or one list of tensors. Register one that returns "
-            f"tensors alone, with numbers as tensors without a dimension"
+            f"only tensors, with numbers as tensors without dimensions"
         )
     return None

@@ -2,8 +2,8 @@
 
 An operator without an exact translation to ONNX becomes a node whose Function calls the ATen operator and,
 where autograd differentiates the call, PyTorch's own derivative of it. Random operators come here too: they
-draw from PyTorch's generator, so that ``torch.manual_seed`` means what it means in eager. A chain of tokens
-(each random call's last output is the next one's last input) keeps ONNX Runtime from reordering them.
+draw from PyTorch's generator, so ``torch.manual_seed`` has the same effect as in eager PyTorch. A chain of
+tokens (each random call's last output is the next one's last input) keeps ONNX Runtime from reordering them.
 """
 
 from __future__ import annotations
@@ -27,51 +27,54 @@ from torch2ort.kernels.meta_dtype_fixes import with_eagers_types
 from torch2ort.kernels.recurrent import abstract, is_stood_for
 from torch2ort.kernels.zero_tensors import with_memory
 
-# What a file must not be able to call: it reads the disk.
+# Operators that a file must not call: they read the disk.
 _FORBIDDEN = frozenset({"from_file"})
 
-# Operators of libraries whose own kernels run, forward and backward. A file may name these alone, as an
-# operator that somebody made can do anything.
+# Operators of libraries whose own kernels run, forward and backward. A file may name only these, as any other
+# operator may do anything.
 LIBRARY_OPERATORS = frozenset(
     {"transformers::grouped_mm_fallback", "transformers::grouped_mm_fallback_backward"}
 )
-# torch2ort's own, of which the same is true.
+# torch2ort's own operators, which a file may name, too.
 _OWN_OPERATORS = frozenset({"torch2ort::python_number"})
 
 
-# Operators whose kernels leave out what a derivative reads where PyTorch's grad mode is off.
+# Operators whose kernels omit values that a derivative reads, if PyTorch's grad mode is off.
 READ_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
 
-# What stands for a number that varies: see :class:`Call`.
+# The keys of a varying number: see :class:`Call`.
 _OF_SIZES = ("size", "minus", "difference")
-# What stands for a tensor, or for what is in it.
+# The keys of a tensor, and of the number in it.
 _OF_TENSORS = ("tensor", "permuted", "item")
 
-# Makes an argument of a call of its tensors.
+# Makes an argument of a call from its tensors.
 _Fill = Callable[[Sequence[torch.Tensor]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an ATen operator whose tensors are still to be filled in.
+    """One call of an ATen operator, without its tensors.
 
     Attributes:
         operator: the overload to call.
-        arguments: positional arguments; ``{"tensor": i}`` stands for tensor ``i`` of the site,
-            ``{"permuted": [i, order]}`` for that tensor with its dimensions in another order,
-            ``{"item": i}`` for the number in that tensor, and
-            ``{"size": d}`` for a number that varies: dimension ``d`` of the last one, which has no elements;
-            ``{"minus": d}`` for its negative, ``{"difference": [d, e]}`` for that of two dimensions.
+        arguments: positional arguments; ``{"tensor": i}`` is tensor ``i`` of the site,
+            ``{"permuted": [i, order]}`` that tensor with its dimensions in another order,
+            ``{"item": i}`` the number in that tensor, and
+            ``{"size": d}`` a varying number: the size of dimension ``d`` of the last tensor, which has no
+            elements; ``{"minus": d}`` is its negative, ``{"difference": [d, e]}`` the difference of two
+            dimensions.
         keywords: keyword arguments, likewise.
-        random: whether it draws from PyTorch's generator, so that it takes and gives a token.
+        random: whether it draws from PyTorch's generator; if so, it takes and returns a token.
         views: whether its result is a view of an argument.
-        tensors: number of tensor arguments, that with the sizes counted and the token not.
-        rest: the arguments behind the tensors, if the call is the tensors in their order and plain values
-            behind them, and gives one tensor of its own; else ``None``.
-        mask: of each result whether it is computed, for a derivative that is told so; else ``None``.
-        orders: of each result the order of dimensions that it is given in; empty for all as they are.
-        constants: positional and keyword arguments, with ``None`` where tensors go.
-        filled: which of these tensors go into, and what makes the argument of the tensors.
+        tensors: number of tensor arguments, including the one with the sizes, without the token.
+        rest: the arguments after the tensors, if the arguments are the tensors in their order, then plain
+            values, and the result is one tensor with its own memory; else ``None``.
+        mask: for each result whether it is computed, if the operator is a derivative with a mask; else
+            ``None``.
+        orders: for each result the order of its dimensions; empty if no result is permuted.
+        constants: positional and keyword arguments, with ``None`` in the places of tensors.
+        filled: the positions and names of arguments that depend on tensors, each with the function that makes
+            it.
     """
 
     operator: OpOverload
@@ -87,13 +90,14 @@ class Call:
     filled: tuple[Sequence[tuple[int, _Fill]], Sequence[tuple[str, _Fill]]]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Call the operator; its outputs as a flat tuple of tensors."""
+        """Call the operator; return its outputs as a flat tuple of tensors."""
         if self.rest is not None:
             return (self.operator(*tensors, *self.rest),)
         result = self.result(tensors[: self.tensors])
         flat: list[torch.Tensor] = []
         for i, value in enumerate((result,) if isinstance(result, torch.Tensor) else result):
-            # Of what a mask leaves out nobody reads anything; kernels give nothing, or what fakes do not.
+            # A result that the mask excludes is unused; kernels and fake kernels return different values for
+            # it.
             if value is None or (self.mask is not None and not self.mask[i]):
                 flat.append(torch.empty(0))
             elif isinstance(value, torch.Tensor):
@@ -106,7 +110,7 @@ class Call:
         return tuple(t.clone() for t in flat) if self.views else tuple(flat)
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the operator itself returns for these tensors, those with sizes among them."""
+        """Return the operator's own result for these tensors, including the one with sizes."""
         arguments, keywords = list(self.constants[0]), self.constants[1]
         for i, fill in self.filled[0]:
             arguments[i] = fill(tensors)
@@ -129,17 +133,17 @@ def encode_call(
     random: bool,
     orders: Sequence[Sequence[int] | None] = (),
 ) -> str:
-    """The text that :func:`decode_call` turns back into a :class:`Call`.
+    """Return the text that :func:`decode_call` turns into a :class:`Call`.
 
     Args:
-        operator: an overload of an operator, which a file may call if :func:`is_callable`.
-        arguments: positional arguments, with ``{"tensor": i}`` where tensor ``i`` goes, or ``{"permuted": [i,
-            order]}`` with its dimensions in that order, ``{"item": i}`` its number, and ``{"size": d}``,
-            ``{"minus": d}`` or ``{"difference": [d, e]}`` where dimension ``d`` of the tensor behind them
-            does, its negative, or what it is more than dimension ``e``.
+        operator: an overload of an operator; a file may call it if :func:`is_callable` returns True.
+        arguments: positional arguments. ``{"tensor": i}`` is tensor ``i``, ``{"permuted": [i, order]}`` that
+            tensor with its dimensions in that order, ``{"item": i}`` its number. ``{"size": d}`` is the size
+            of dimension ``d`` of the tensor after all others, ``{"minus": d}`` its negative, and
+            ``{"difference": [d, e]}`` the size of dimension ``d`` minus that of ``e``.
         keywords: keyword arguments, likewise.
         random: whether the operator draws from PyTorch's generator.
-        orders: of each result the order of dimensions that it is given in; ``None`` for its own.
+        orders: for each result the order of its dimensions; ``None`` for a result that is not permuted.
 
     Raises:
         TypeError: an argument is of a type that the text cannot hold.
@@ -159,15 +163,15 @@ def encode_call(
 
 
 def is_callable(operator: OpOverload) -> bool:
-    """Whether a file may call ``operator`` in PyTorch's kernel, or in that of its library."""
+    """Return True if a file may call ``operator``, in PyTorch's kernel or in that of its library."""
     return operator.namespace == "aten" or operator.name() in LIBRARY_OPERATORS | _OWN_OPERATORS
 
 
 def _packet(name: str) -> Any:
-    """The operator of this name, all its overloads.
+    """Return the operator of this name, with all its overloads.
 
     Raises:
-        ModelLoadError: it is of a library that is not imported.
+        ModelLoadError: the operator's library is not imported.
     """
     if "::" not in name:
         return getattr(torch.ops.aten, name)
@@ -176,27 +180,27 @@ def _packet(name: str) -> Any:
         return getattr(getattr(torch.ops, namespace), base)
     except AttributeError:
         raise ModelLoadError(
-            f"the model calls the operator {name}, which nothing defined in this process; import the module "
-            f"of {namespace} that does, as the model's own code does, before the model is loaded"
+            f"the model calls the operator {name}, which is not defined in this process; import the module "
+            f"of {namespace} that defines it, as the model's own code does, before the model is loaded"
         ) from None
 
 
 @functools.lru_cache(maxsize=4096)
 def decode_call(text: str) -> Call:
-    """The call that ``text`` describes.
+    """Return the call that ``text`` describes.
 
     Raises:
-        ModelLoadError: the text names no ATen operator that a graph may call.
+        ModelLoadError: the text does not name an ATen operator that a graph may call.
     """
     return _decoded(text, any_library=False)
 
 
 @functools.lru_cache(maxsize=4096)
 def decode_library_call(text: str) -> Call:
-    """The same of an operator of any library, which no file may name.
+    """Return the call that ``text`` describes, of an operator of any library, which no file may name.
 
     Raises:
-        ModelLoadError: the operator is not registered here, or is another one.
+        ModelLoadError: the operator is not registered in this process, or has another schema.
     """
     call = _decoded(text, any_library=True)
     written, found = json.loads(text)["schema"], str(private.schema_of(call.operator))
@@ -251,14 +255,14 @@ class AtenKernel(Function):
 
     @staticmethod
     def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Outputs of the call that ``text`` describes, then a token if it is random."""
+        """Return the outputs of the call that ``text`` describes, then a token if it is random."""
         call = decode_call(text)
         if not (call.random or any(ctx.needs_input_grad)):
             return call(tensors)
         ctx.set_materialize_grads(False)
         inputs = tensors[: call.tensors]
         outputs = forward_with_graph(ctx, call, inputs) if any(ctx.needs_input_grad) else call(inputs)
-        # PyTorch differentiates no integers, and no Bessel functions, say.
+        # Some outputs have no gradient, such as integers and Bessel functions.
         edges = ctx.graph.outputs if any(ctx.needs_input_grad) else [None] * len(outputs)
         ctx.mark_non_differentiable(*(o for o, edge in zip(outputs, edges, strict=True) if edge is None))
         if call.random:
@@ -269,7 +273,7 @@ class AtenKernel(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Gradients by PyTorch's derivative of the operator."""
+        """Return gradients by PyTorch's derivative of the operator."""
         pairs = [
             (e, g) for e, g in zip(ctx.graph.outputs, grads, strict=False) if e is not None and g is not None
         ]
@@ -281,18 +285,18 @@ class AtenKernel(Function):
 def backward_of_graph(
     ctx: Any, edges: Sequence[GradientEdge], grads: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of a Function's arguments by the graph that :func:`forward_with_graph` left in ``ctx``.
+    """Return gradients of a Function's arguments by the graph that :func:`forward_with_graph` stored in ctx.
 
     Args:
         ctx: the context.
-        edges: where gradients arrive.
-        grads: those.
+        edges: the edges at which gradients arrive.
+        grads: the gradients.
     """
     graph: Graph = ctx.graph
     wanted = [edge for edge in graph.inputs if edge is not None]
     graph.saved[:] = ctx.saved_tensors
     try:
-        # The graph lives as long as ctx does: a second backward of the user's must find it.
+        # The graph is retained as long as ctx exists: the user may call backward a second time.
         found = iter(torch.autograd.grad(edges, wanted, grads, allow_unused=True, retain_graph=True))
     finally:
         graph.saved.clear()
@@ -301,13 +305,13 @@ def backward_of_graph(
 
 
 class DropoutNoise(Function):
-    """The factor that eager dropout on CPU multiplies with: 0, or 1 / (1 - p)."""
+    """The factor by which eager dropout on CPU multiplies: 0, or 1 / (1 - p)."""
 
     @staticmethod
     def forward(
         ctx: Any, p: float, order: tuple[int, ...], like: torch.Tensor, *token: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Noise of the shape of ``like``, and a token.
+        """Return noise of the shape of ``like``, and a token.
 
         Args:
             ctx: the context.
@@ -325,12 +329,12 @@ class DropoutNoise(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
-        """Noise has no gradient."""
+        """Return no gradients: noise has none."""
         return (None,) * len(ctx.needs_input_grad)
 
 
 def _noise(p: float, order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """What eager dropout multiplies with; see :class:`DropoutNoise`."""
+    """Return the factors by which eager dropout multiplies; see :class:`DropoutNoise`."""
     shape = [like.shape[d] for d in order]
     noise = torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1 - p).div_(1 - p)
     if tuple(order) == tuple(sorted(order)):
@@ -339,20 +343,20 @@ def _noise(p: float, order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor
 
 
 class Dropout(Function):
-    """Eager's dropout on the CPU, where ONNX's own operator draws in a file."""
+    """Eager dropout on CPU, for a node that is ONNX's own operator in a file."""
 
     @staticmethod
     def forward(
         ctx: Any, p: float, order: tuple[int, ...], dtype: torch.dtype, source: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``source`` times noise, and the mask of what was kept.
+        """Return ``source`` times noise, and the mask of the elements that were kept.
 
         Args:
             ctx: the context.
             p: probability of a zero.
             order: as for :class:`DropoutNoise`.
-            dtype: eager's, which may be narrower than that of ``source``; it rounds.
-            source: numbers of that type.
+            dtype: the dtype in eager PyTorch, which may be narrower than that of ``source``: it rounds.
+            source: the input, whose values are representable in ``dtype``.
         """
         narrow = source.to(dtype)
         noise = _noise(p, order, narrow)
@@ -360,26 +364,26 @@ class Dropout(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
-        """No file asks for it."""
+        """Return no gradients: no file computes them."""
         return (None,) * len(ctx.needs_input_grad)
 
 
 class Bernoulli(Function):
-    """Ones with a probability, else zeros, where ONNX's own operator draws in a file."""
+    """Ones with a probability, else zeros, for a node that is ONNX's own operator in a file."""
 
     @staticmethod
     def forward(ctx: Any, p: float, like: torch.Tensor) -> torch.Tensor:
-        """Drawn for a tensor of the shape and element type of ``like``."""
+        """Draw numbers of the shape and element type of ``like``."""
         return torch.empty_like(like).bernoulli_(p)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
-        """It has no gradient."""
+        """Return no gradients: random numbers have none."""
         return (None,) * len(ctx.needs_input_grad)
 
 
 def _compact(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    # Without elements any strides count as contiguous in PyTorch, but not across DLPack.
+    # An empty tensor counts as contiguous with any strides in PyTorch, but not across DLPack.
     if tensor is None or tensor.numel():
         return None if tensor is None else with_memory(tensor)
     return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -387,15 +391,15 @@ def _compact(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 @dataclass(slots=True)
 class Graph:
-    """PyTorch's graph of one call; the tensors that it saved lie in ctx, where the runtime sees them.
+    """PyTorch's graph of one call; the tensors that it saved are stored in ctx, where the runtime sees them.
 
     Attributes:
-        inputs: of each tensor argument the edge at which its gradient leaves; ``None`` without one.
-        outputs: of each output the edge at which its gradient arrives; ``None`` without one.
-        saved: what the nodes behind the edges saved, while one of their derivatives is called; else empty.
-            Their hooks hold this list, and would keep the edges alive if they held the graph: the garbage
-            collector does not see through autograd's nodes.
-        nothing: an edge from which nothing goes on to the outputs, whatever arrives there.
+        inputs: for each tensor argument, the edge at which its gradient leaves; ``None`` without one.
+        outputs: for each output, the edge at which its gradient arrives; ``None`` without one.
+        saved: the tensors that the nodes of the graph saved, while a derivative is computed; else empty.
+            The nodes' hooks hold this list. They do not hold this object, as that would keep the edges alive:
+            the garbage collector does not traverse autograd's nodes.
+        nothing: an edge from which no gradient is propagated to the outputs, whatever arrives there.
     """
 
     inputs: list[GradientEdge | None]
@@ -405,7 +409,7 @@ class Graph:
 
 
 class _Entry(Function):
-    """Makes a tensor require a gradient without a leaf that would keep its memory."""
+    """A view of a tensor that requires a gradient, without a leaf that would keep the tensor's memory."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -420,7 +424,7 @@ _anchor = torch.empty(0, requires_grad=True)
 
 
 class _Nothing(Function):
-    """Takes tensors and gives none of them a gradient, so that autograd calls what made them without any."""
+    """A node that returns no gradients for its inputs, so autograd calls their nodes without gradients."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
@@ -434,13 +438,13 @@ class _Nothing(Function):
 def forward_with_graph(
     ctx: Any, call: Call, tensors: Sequence[torch.Tensor], *, runs_without: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """The outputs of a call of which ``ctx`` gets PyTorch's graph, as ``ctx.graph``, and what that saves.
+    """Run a call and return its outputs; store PyTorch's graph of it as ``ctx.graph``, and its saved tensors.
 
     Args:
         ctx: the context of the Function that calls it.
         call: the call.
-        tensors: its arguments, from the Function's second on.
-        runs_without: whether its derivative is called, too, where no gradient arrives.
+        tensors: its arguments: those of the Function from the second on.
+        runs_without: whether its derivative is also called if no gradient arrives.
     """
     saved: list[torch.Tensor] = []
     graph = Graph([], [], saved)
@@ -513,17 +517,17 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _item(tensor: torch.Tensor) -> bool | int | float:
-    """The number in a tensor; any of its type where the tensor has none, as no size depends on it."""
+    """Return the number in a tensor; any number of its type for an abstract one, as no size depends on it."""
     if private.is_abstract([tensor]):
         return torch.ones((), dtype=tensor.dtype, device="cpu").item()
     return tensor.item()
 
 
 def _prepared(value: Any, tensors: int) -> tuple[Any, _Fill | None]:
-    """What :func:`_decode` gives: at once, or by a function of the tensors where it takes any.
+    """Return the result of :func:`_decode`, or ``None`` and a function of the tensors if it depends on them.
 
     Args:
-        value: an argument of a call as it is written.
+        value: an argument of a call in its encoded form.
         tensors: how many tensors the call has.
     """
     if not isinstance(value, (dict, list)):

@@ -1,7 +1,7 @@
-"""The check of an index tensor: in a graph for training a call of Python, in any other ONNX operators.
+"""The check of an index tensor: a call of Python in a graph for training, ONNX operators in any other graph.
 
-Eager refuses what lies outside, each operator with an error of its own. ONNX counts negative indices from
-the end, and ONNX Runtime has kernels that read whatever memory an index points to.
+In eager PyTorch, each operator raises its own error for an index out of bounds. ONNX counts negative indices
+from the end, and some kernels of ONNX Runtime read the memory that an index points to, whatever it is.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torch.autograd import Function
 from torch2ort.errors import ModelLoadError
 from torch2ort.kernels.functions import decode_call
 
-# In front of the message of a condition that eager's Python code raises a ValueError for.
+# The prefix of the message of a condition for which Python code of eager PyTorch raises a ValueError.
 VALUE_ERROR = "torch2ort ValueError: "
 CHECKED_INDEX = "torch2ort::CheckedIndex"
-# What is a size only in name: numbers may be as large as there is memory for.
+# The size for indices that only memory bounds.
 BOUNDLESS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Which numbers an index tensor may hold.
+    """The numbers that an index tensor may contain.
 
     Attributes:
-        call: eager's operator, as :func:`torch2ort.kernels.functions.encode_call` writes it.
-        index: number of the index tensor among the call's tensors.
-        source: number of the tensor that is indexed; ``None`` if :attr:`size` says how large it is.
-        dim: which dimension of it; ``None`` for all elements.
-        size: the first number that is too large, where there is no :attr:`source`.
+        call: eager PyTorch's operator, as :func:`torch2ort.kernels.functions.encode_call` writes it.
+        index: position of the index tensor among the call's tensors.
+        source: position of the tensor that is indexed; ``None`` if :attr:`size` is its size.
+        dim: the dimension that is indexed; ``None`` for all elements.
+        size: the first number that is too large, if there is no :attr:`source`.
         low: the smallest number; ``None`` for minus the size.
-        ignored: a number that is allowed too.
-        exact: whether what reads the index does not look at it itself, in ONNX Runtime.
+        ignored: a number that is also allowed.
+        exact: whether the operator that reads the index does not check it itself, in ONNX Runtime.
     """
 
     call: str
@@ -51,23 +51,23 @@ class Check:
     exact: bool
 
     def to_json(self) -> str:
-        """The text that :func:`decode_check` turns back."""
+        """Return the text that :func:`decode_check` reads."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 @functools.lru_cache(maxsize=4096)
 def decode_check(text: str) -> Check:
-    """The check that ``text`` describes.
+    """Return the check that ``text`` describes.
 
     Raises:
-        ModelLoadError: it describes none.
+        ModelLoadError: the text does not describe a check.
     """
     try:
         check = Check(**json.loads(text))
         tensors = decode_call(check.call).tensors
         numbers = (check.source, check.dim, check.size, check.low, check.ignored)
         if type(check.index) is not int or not all(n is None or type(n) is int for n in numbers):
-            raise ValueError("a number is none")
+            raise ValueError("a number is not an integer")
         if not (0 <= check.index < tensors and -1 < (check.source or 0) < tensors):
             raise ValueError("a tensor's number is too large")
         if check.source is None and check.size is None:
@@ -78,12 +78,12 @@ def decode_check(text: str) -> Check:
 
 
 def are_inside(check: Check, index: torch.Tensor, sizes: Sequence[int]) -> bool:
-    """Whether each number of an index tensor is allowed.
+    """Return True if all numbers of an index tensor are allowed.
 
     Args:
         check: the numbers that are allowed.
         index: the index tensor.
-        sizes: those of the tensor that is indexed; unread without :attr:`Check.source`.
+        sizes: those of the tensor that is indexed; unused without :attr:`Check.source`.
     """
     if check.source is None:
         size = check.size or 0
@@ -96,7 +96,7 @@ def are_inside(check: Check, index: torch.Tensor, sizes: Sequence[int]) -> bool:
 
 
 def refuse_index(text: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise what eager raises if an index lies outside.
+    """Raise the error of eager PyTorch if an index is out of bounds.
 
     Args:
         text: describes a :class:`Check`.
@@ -105,7 +105,7 @@ def refuse_index(text: str, tensors: Sequence[torch.Tensor]) -> None:
     check = decode_check(text)
     if are_inside(check, tensors[check.index], () if check.source is None else tensors[check.source].shape):
         return
-    # Eager's own operator raises eager's own error.
+    # The operator itself raises the error.
     try:
         decode_call(check.call)(tensors)
     except RuntimeError as error:
@@ -122,11 +122,11 @@ def _inside(index: torch.Tensor, low: int, size: int) -> bool:
 
 
 class IndexCheck(Function):
-    """The same indices; eager's error if one lies outside."""
+    """The same indices, checked: raises the error of eager PyTorch if one is out of bounds."""
 
     @staticmethod
     def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> torch.Tensor:
-        """A copy of the index tensor.
+        """Return a copy of the index tensor.
 
         Args:
             ctx: the context.
@@ -134,7 +134,7 @@ class IndexCheck(Function):
             tensors: those of its call.
         """
         index = tensors[decode_check(text).index]
-        # While a graph is made, tensors are of a class that holds no numbers.
+        # While a graph is made, tensors are of a class without data.
         if type(index) is torch.Tensor:
             refuse_index(text, tensors)
         result = index.clone(memory_format=torch.contiguous_format)
@@ -143,5 +143,5 @@ class IndexCheck(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
-        """Indices have no gradient."""
+        """Return no gradients: indices have none."""
         return (None,) * len(ctx.needs_input_grad)

@@ -1,7 +1,7 @@
-"""Operators of libraries as Functions: what somebody registered with PyTorch's dispatcher.
+"""Operators of libraries, registered with PyTorch's dispatcher, as Functions.
 
-The dispatcher runs such an operator as in eager PyTorch, and so the derivative that was registered with it.
-Nothing of either is traced: both may read numbers, draw random ones, and do otherwise in each run.
+The dispatcher runs such an operator, and the derivative that was registered with it, as in eager PyTorch.
+Neither is traced: both may read numbers, draw random ones, and act differently in each run.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch2ort.kernels.functions import Graph, backward_of_graph, decode_library
 
 _AS_IT_IS = contextlib.nullcontext()
 _Sizes = list["int | list[int] | None"]
-# Texts of calls that have run once, and drew no random numbers.
+# Texts of calls that have run once without drawing random numbers.
 _DRAW_NOTHING: set[str] = set()
 
 
 def with_results(text: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
-    """The text of a call that says, too, what its results are to be.
+    """Return the text of a call with the expected types and sizes of its results.
 
     Args:
         text: the call.
-        inputs: what stands for its tensors in a trace.
-        outputs: what stands for its results.
+        inputs: its tensors in a trace.
+        outputs: its results in a trace.
     """
     known = {str(n): [i, d] for i, t in reversed([*enumerate(inputs)]) for d, n in enumerate(t.shape)}
     found = [
@@ -46,7 +46,7 @@ def with_results(text: str, inputs: Sequence[torch.Tensor], outputs: Sequence[to
 
 @functools.lru_cache(maxsize=4096)
 def _results(text: str) -> list[tuple[torch.dtype, _Sizes, bool]]:
-    """Type and sizes of each result, a pair for that of a tensor's dimension, and whether all are numbers."""
+    """Return each result's type, its sizes (a pair for an input's dimension), and whether all are numbers."""
     return [
         (getattr(torch, dtype), sizes, all(isinstance(n, int) for n in sizes))
         for dtype, sizes in json.loads(text).get("results", ())
@@ -54,10 +54,10 @@ def _results(text: str) -> list[tuple[torch.dtype, _Sizes, bool]]:
 
 
 def _check(text: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-    """Compare results with those that a graph was made for.
+    """Compare the types and sizes of results with those that a graph was made for.
 
     Raises:
-        EngineError: they are others.
+        EngineError: they differ.
     """
     for i, ((dtype, sizes, is_plain), output) in enumerate(zip(_results(text), outputs, strict=False)):
         expected: Any = sizes
@@ -69,27 +69,27 @@ def _check(text: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Te
             name = decode_library_call(text).operator.name()
             raise EngineError(
                 f"{name}: result {i} is a tensor of {output.dtype} and of shape {list(output.shape)}, but "
-                f"its kernel for tensors without data says {dtype} and {expected}. Correct what "
-                f"torch.library.register_fake({name!r}) was given"
+                f"its kernel for tensors without data returns {dtype} and {expected}. Correct the "
+                f"function passed to torch.library.register_fake({name!r})"
             )
 
 
 @contextlib.contextmanager
 def _drawing_nothing(text: str) -> Iterator[None]:
-    """Run a call of an operator that has no tag which says that it draws random numbers.
+    """Run a call of an operator without the tag for random numbers, and check that it draws none.
 
-    A graph takes two equal calls of such an operator for one, and may run it before what stands in front.
+    A graph merges two equal calls of such an operator into one, and may reorder them.
 
     Raises:
-        EngineError: it draws some.
+        EngineError: it draws random numbers.
     """
     state = torch.get_rng_state()
     yield
     if not torch.equal(torch.get_rng_state(), state):
         name = decode_library_call(text).operator.name()
         raise EngineError(
-            f"{name}: its kernel draws random numbers, which its registration does not say, so that a graph "
-            f"may run it out of turn, or once for two calls. Register {name!r} with "
+            f"{name}: its kernel draws random numbers, which its registration does not declare, so a graph "
+            f"may reorder it, or merge two calls. Register {name!r} with "
             f"tags=(torch.Tag.nondeterministic_seeded,)"
         )
     _DRAW_NOTHING.add(text)
@@ -100,7 +100,7 @@ class LibraryKernel(Function):
 
     @staticmethod
     def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Outputs of the call that ``text`` describes, then a token if it is random."""
+        """Return the outputs of the call that ``text`` describes, then a token if it is random."""
         call = decode_library_call(text)
         ctx.set_materialize_grads(False)
         inputs = tensors[: call.tensors]
@@ -112,7 +112,7 @@ class LibraryKernel(Function):
         ):
             if any(ctx.needs_input_grad):
                 outputs = forward_with_graph(ctx, call, inputs, runs_without=True)
-                # The formula says which have a gradient.
+                # The registered formula determines the outputs that have a gradient.
                 edges = zip(outputs, ctx.graph.outputs, strict=True)
                 ctx.mark_non_differentiable(*(output for output, edge in edges if edge is None))
             else:
@@ -127,7 +127,7 @@ class LibraryKernel(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Gradients by the registered formula, which is called as autograd calls it."""
+        """Return gradients by the registered formula, called as autograd calls it."""
         graph: Graph = ctx.graph
         pairs = zip(graph.outputs, grads, strict=False)
         given = [(edge, grad) for edge, grad in pairs if edge is not None and grad is not None]

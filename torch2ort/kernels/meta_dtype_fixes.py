@@ -1,4 +1,4 @@
-"""Element types of results that PyTorch tells wrongly of tensors without data."""
+"""Element types of results that PyTorch reports wrongly for tensors without data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch2ort._torch.dispatch import OpOverload, schema_of
 from torch2ort._torch.fake_tensors import fake_mode
 
 aten = torch.ops.aten
-# Normalisations -> how many of their last results are new running statistics.
+# Normalizations -> the number of their last results that are new running statistics.
 _NORMS: dict[OpOverload, int] = {
     aten._native_batch_norm_legit_functional.default: 2,
     aten._batch_norm_with_update_functional.default: 2,
@@ -30,10 +30,10 @@ _TOLD_WRONGLY = frozenset({*_NORMS, _GROUPS_BACKWARD, _WEIGHT_NORM, _LSTM_BACKWA
 def with_eagers_types(
     operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any], results: Any
 ) -> Any:
-    """``results`` of a call of ``operator``, each in the element type that eager PyTorch gives it on CPU.
+    """Return the results of a call of ``operator`` with the element types of eager PyTorch on CPU.
 
-    What is normalised in half precision has statistics in the type of the parameters or of what they replace.
-    The gradients of an LSTM's two biases are two tensors.
+    A normalization in half precision has statistics in the type of its parameters, or of the running
+    statistics or the input if it has none. The gradients of an LSTM's two biases are two tensors.
     """
     if operator not in _TOLD_WRONGLY:
         return results
@@ -60,10 +60,7 @@ def with_eagers_types(
 
 
 def tell_eagers_types(graph: torch.fx.Graph) -> None:
-    """Have what stands for a node's results be of the element types that eager PyTorch gives them.
-
-    So are the results of what reads them.
-    """
+    """Set the element types of nodes' fake results to those of eager PyTorch, also in consumers."""
     mode = fake_mode(graph)
     if mode is None:
         return

@@ -1,7 +1,8 @@
 """Calls of PyTorch's kernels that a node can make in C++, without Python.
 
 The extension calls operators through the C interface that torch keeps stable for compiled models (see
-``runtime_ext/direct/``). Here is decided which calls it can hold, and how its arguments are written down.
+``runtime_ext/direct/``). This module decides which calls that interface supports, and encodes their
+arguments.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from torch2ort.kernels.functions import READ_GRAD_MODE, Call, decode_call
 
 @dataclass(frozen=True)
 class DirectArguments:
-    """What ``DirectCall`` of the extension is made of, beside its site.
+    """The arguments of the extension's ``DirectCall``, besides its site.
 
     Attributes:
-        operator: with its namespace.
-        overload: ``""`` for the default one.
-        arguments: one an argument of the schema, or the tensors alone if there is a function.
-        results: of each whether it is computed, and the order of its dimensions, empty for its own.
+        operator: its name with the namespace.
+        overload: its name; ``""`` for the default one.
+        arguments: one per argument of the schema, or only the tensors if there is a function.
+        results: for each, whether it is computed, and the order of its dimensions, empty if it is not
+            permuted.
         function: the function of the C interface to call instead of the dispatcher; ``""`` for none.
         numbers: the numbers that this function takes.
-        written: the argument that tells the sizes of a result that is written to the runtime's memory, which
-            is the tensor behind the site's: ``("like", i)``, or ``("product", i)`` of that matrix and the
-            next; ``None`` for results with memory of their own.
+        written: the argument that determines the sizes of a result that is written to the runtime's memory,
+            which is the tensor after those of the site: ``("like", i)``, or ``("product", i)`` for the
+            product of that matrix and the next; ``None`` for results with their own memory.
         grad_mode: whether PyTorch's grad mode is on while it runs.
     """
 
@@ -45,28 +47,28 @@ class DirectArguments:
 
 
 class _UnwritableError(Exception):
-    """The C interface cannot hold an argument."""
+    """The C interface does not support an argument."""
 
 
-# Functions for operators that take Scalars, which the dispatcher's C interface has no form for.
+# Functions for operators that take Scalars, which the dispatcher's C interface does not support.
 _FUNCTIONS = {
     "aten::add.Tensor": "aoti_torch_cpu_add_Tensor",
     "aten::mul.Scalar": "aoti_torch_cpu_mul_Scalar",
     "aten::pow.Tensor_Scalar": "aoti_torch_cpu_pow_Tensor_Scalar",
 }
-# Those that write their result to the first tensor.
+# Functions that write their result to the first tensor.
 _WRITING_FUNCTIONS = {
     "aten::addmm": "aoti_torch_cpu_addmm_out",
     "aten::baddbmm": "aoti_torch_cpu_baddbmm_out",
 }
-# The same where a tensor is given as a Python number.
+# Functions for operators whose tensor argument is a Python number.
 _WITH_NUMBER = {
     "aten::add.Tensor": "aoti_torch_cpu_add_Scalar",
     "aten::mul.Tensor": "aoti_torch_cpu_mul_Scalar",
 }
-# Operators whose kernel writes to memory that it is given -> that overload, and what tells the sizes. The
-# runtime's memory is used again from node to node and step to step, while torch's comes from the heap, which
-# gives large blocks back to the system and gets them with pages to be filled again.
+# Operators whose kernel can write to given memory -> that overload, and the source of the result's sizes. The
+# runtime's memory is reused from node to node and step to step. torch's memory comes from the heap, which
+# returns large blocks to the system; a new block's pages must be mapped again.
 _WRITING_OVERLOADS = {
     "aten::mm": ("out", ("product", 0)),
     "aten::bmm": ("out", ("product", 0)),
@@ -87,10 +89,10 @@ _WRITING_OVERLOADS = {
 
 @functools.lru_cache(maxsize=4096)
 def direct_arguments(text: str, dtypes: tuple[torch.dtype, ...]) -> DirectArguments | None:
-    """How the call that ``text`` describes is made in C++; ``None`` if it cannot be.
+    """Return the arguments for the call that ``text`` describes in C++; ``None`` if C++ does not support it.
 
     Args:
-        text: as :func:`~torch2ort.kernels.functions.decode_call` takes it.
+        text: as for :func:`~torch2ort.kernels.functions.decode_call`.
         dtypes: of its tensors.
     """
     call = decode_call(text)
@@ -116,7 +118,7 @@ def direct_arguments(text: str, dtypes: tuple[torch.dtype, ...]) -> DirectArgume
 
 
 def _given(call: Call) -> list[tuple[Any, Any]]:
-    """Each argument of the schema with what the call has for it, defaults filled in."""
+    """Return each argument of the schema with its value in the call, defaults included."""
     pairs = []
     for i, argument in enumerate(private.schema_of(call.operator).arguments):
         if argument.name in call.keywords:
@@ -137,9 +139,9 @@ def _by_function(
     dtypes: Sequence[torch.dtype],
     results: list[tuple[bool, tuple[int, ...]]],
 ) -> DirectArguments:
-    """A call that takes numbers, by a function of the C interface.
+    """Return a call with numbers as a call of a function of the C interface.
 
-    It takes numbers as floats, which makes no difference where all tensors are floating.
+    The function takes numbers as floats, which makes no difference if all tensors are floating-point.
     """
     schema, name = private.schema_of(call.operator), call.operator.name()
     tensors = [_written(v, "Tensor", None, call.tensors) for _, v in given if isinstance(v, dict)]
@@ -160,33 +162,33 @@ def _by_function(
 
 
 def _writing(direct: DirectArguments, dtypes: Sequence[torch.dtype]) -> DirectArguments:
-    """The same call with its result written to the runtime's memory, where its kernel can."""
+    """Return the same call with its result written to the runtime's memory, if its kernel supports that."""
     overload, written = _WRITING_OVERLOADS.get(direct.operator, ("", None))
     ordered = any(order for _, order in direct.results)
     if direct.overload or written is None or ordered or not _is_of_one_type(direct, dtypes):
         return direct
     if written[0] == "like" and any(isinstance(a, tuple) and a[0] == "permuted" for a in direct.arguments):
-        # oneDNN's kernels take no other order of memory for the result than for the arguments.
+        # oneDNN's kernels require the same memory layout for the result and the arguments.
         return direct
     arguments = [*direct.arguments, ("tensor", len(dtypes))]
     return replace(direct, overload=overload, arguments=arguments, written=written)
 
 
 def _is_of_one_type(direct: DirectArguments, dtypes: Sequence[torch.dtype]) -> bool:
-    """Whether the tensors of a call, and so its result, are of one floating-point type."""
+    """Return True if the tensors of a call, and so its result, are of one floating-point type."""
     named = {str(a[1]) for a in direct.arguments if isinstance(a, tuple) and a[0] == "dtype"}
     names = {str(dtype).removeprefix("torch.") for dtype in dtypes} | named
     return len(names) == 1 and all(dtype.is_floating_point for dtype in dtypes)
 
 
 def _written(value: Any, kind: str, length: int | None, tensors: int) -> Any:
-    """An argument as the extension takes it.
+    """Return an argument in the extension's form.
 
     Args:
-        value: as the text of a call has it.
-        kind: the type that the schema has for it.
-        length: how often a single number stands for a list of them.
-        tensors: of the call, that whose sizes alone are read the last of them.
+        value: the argument in the text of a call.
+        kind: its type in the schema.
+        length: the length of a list for which a single number may be given.
+        tensors: the number of the call's tensors; the last one may be the one of which only sizes are read.
     """
     if kind.startswith("Optional["):
         inner = kind.removeprefix("Optional[")[:-1]

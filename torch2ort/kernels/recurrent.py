@@ -1,13 +1,12 @@
 """Recurrent nets whose length varies.
 
-PyTorch runs ``aten::lstm`` and its like on abstract tensors by going through them step by step, which fixes
-the length in the trace. While a model is traced, operators of torch2ort's own stand for them: they say the
-sizes of the results and look no further. They stay in the program, as later passes run it on abstract tensors
-again.
+PyTorch runs ``aten::lstm`` and similar operators on abstract tensors step by step, which fixes the length in
+the trace. While a model is traced, operators of torch2ort replace them: these stand-ins only compute the
+sizes of the results. They stay in the program, as later passes run it on abstract tensors again.
 
-Under torch.autocast it depends on the cell, and on what oneDNN has kernels for, which results are in half
-precision. PyTorch knows, and is asked by a call of one element a sequence. Autocast is off where the abstract
-call arrives, and torch.export switches oneDNN off, so that what both are set to are arguments.
+Under torch.autocast, the results that are in half precision depend on the cell, and on the kernels of oneDNN.
+They are found by a call of PyTorch with sequences of one element. Autocast is off in the abstract call, and
+torch.export switches oneDNN off, so the settings of both are arguments.
 """
 
 from __future__ import annotations
@@ -50,44 +49,44 @@ _STAND_INS: Final = {operator: own for own, operator in ORIGINALS.items()}
 
 
 def stand_in(function: Any, arguments: Sequence[Any], *, onednn: bool) -> Any | None:
-    """The operator that stands for a call of ``function`` in a trace; ``None`` if none does.
+    """Return the operator that replaces a call of ``function`` in a trace; ``None`` if none does.
 
     Args:
-        function: what is called.
-        arguments: with what.
-        onednn: whether oneDNN is on where the graph will run.
+        function: the function that is called.
+        arguments: its arguments.
+        onednn: whether oneDNN is on when the graph runs.
 
     Raises:
-        UnsupportedOperatorError: it runs on a GPU under autocast.
+        UnsupportedOperatorError: the call is on a GPU under autocast.
     """
-    # A packed sequence has its data and its batch sizes in front.
+    # The first arguments of a packed sequence are its data and its batch sizes.
     packed = len(arguments) > 3 and isinstance(arguments[3], (list, tuple))
     own = None if packed else _OWN.get(function)
     if own is None:
         return None
     if torch.is_autocast_enabled("cuda") and arguments[0].device.type == "cuda":
-        # Which results cuDNN gives in half precision nobody compared with eager PyTorch.
+        # The half-precision results of cuDNN have not been compared with eager PyTorch.
         raise UnsupportedOperatorError(
             f"{function.__name__} was called on {arguments[0].device} under torch.autocast, whose types of a "
-            f"recurrent net on a GPU were not tried. Call it in a block "
+            f"recurrent net on a GPU are untested. Call it in a block "
             f"`with torch.autocast('cuda', enabled=False):`"
         )
     return _as_autocast_is(own, onednn)
 
 
 def abstract(operator: Any) -> Any:
-    """What stands for ``operator`` where tensors have no data, else ``operator`` itself."""
+    """Return the stand-in of ``operator`` for tensors without data; ``operator`` itself if it has none."""
     own = _STAND_INS.get(operator)
     return operator if own is None else _as_autocast_is(own, bool(torch.backends.mkldnn.enabled))
 
 
 def is_stood_for(operator: Any) -> bool:
-    """Whether something stands for ``operator`` where tensors have no data."""
+    """Return True if ``operator`` has a stand-in for tensors without data."""
     return operator in _STAND_INS
 
 
 def _as_autocast_is(own: Any, onednn: bool) -> Any:
-    """An operator of torch2ort's that is told what autocast is set to."""
+    """Return an operator of torch2ort with the settings of autocast as arguments."""
     if not torch.is_autocast_enabled("cpu"):
         return own
     dtype = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
@@ -95,17 +94,17 @@ def _as_autocast_is(own: Any, onednn: bool) -> Any:
 
 
 def original(operator: Any) -> Any:
-    """PyTorch's operator where ``operator`` stands for one, else ``operator`` itself."""
+    """Return PyTorch's operator if ``operator`` is its stand-in, else ``operator`` itself."""
     return ORIGINALS.get(operator, operator)
 
 
 def is_recurrent(operator: Any) -> bool:
-    """Whether ``operator`` is one of PyTorch's recurrent nets, or stands for one."""
+    """Return True if ``operator`` is one of PyTorch's recurrent nets, or the stand-in of one."""
     return original(operator) in _STAND_INS
 
 
 def restore(program: torch.export.ExportedProgram, wanted: Container[Any]) -> None:
-    """Put PyTorch's operators in the place of those that stand for one of ``wanted``."""
+    """Replace the stand-ins of the operators in ``wanted`` by these operators."""
     for node in program.graph_module.graph.nodes:
         if original(node.target) in wanted:
             node.target = original(node.target)
@@ -116,7 +115,7 @@ def _output(
 ) -> torch.Tensor:
     length, batch = (input.shape[1], input.shape[0]) if batch_first else (input.shape[0], input.shape[1])
     output = input.new_empty((length, batch, (2 if bidirectional else 1) * state.shape[-1]), dtype=dtype)
-    # PyTorch's kernels give the same memory a second view.
+    # With batch_first, PyTorch's kernels return a transposed view.
     return output.transpose(0, 1) if batch_first else output
 
 
@@ -132,12 +131,12 @@ def _types(
     autocast: str,
     onednn: bool,
 ) -> tuple[torch.dtype, ...]:
-    """The element types of the results: those of what is given, or what autocast makes of them.
+    """Return the element types of the results: those of the arguments, or those under autocast.
 
     Args:
         name: one of :data:`private.RECURRENT`.
         input: the sequences.
-        states: the states that they begin with.
+        states: the initial states.
         params: the weights.
         settings: the other arguments.
         autocast: the dtype that autocast on CPU casts to; empty if it is off.
@@ -150,7 +149,7 @@ def _types(
 
 
 def _like(tensor: torch.Tensor, ones: Container[int] = ()) -> _Like:
-    """Its type and its sizes, of which some dimensions count as 1 at most."""
+    """Return the type and the sizes of a tensor, with sizes above 1 set to 1 in the dimensions ``ones``."""
     return tensor.dtype, tuple(
         1 if i in ones and not (isinstance(n, int) and n == 0) else int(n) for i, n in enumerate(tensor.shape)
     )
@@ -158,7 +157,7 @@ def _like(tensor: torch.Tensor, ones: Container[int] = ()) -> _Like:
 
 @contextlib.contextmanager
 def _autocast(dtype: torch.dtype, onednn: bool) -> Iterator[None]:
-    """``torch.autocast("cpu", dtype)``, of which no trace hears, and oneDNN on or off."""
+    """Set ``torch.autocast("cpu", dtype)``, without recording it in a trace, and oneDNN on or off."""
     flags = torch.backends.mkldnn.set_flags(onednn)
     before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     torch.set_autocast_enabled("cpu", True)
@@ -180,13 +179,13 @@ def _autocast_types(
     params: tuple[_Like, ...],
     settings: tuple[Any, ...],
 ) -> tuple[torch.dtype, ...]:
-    """What a call of zeros gives under autocast."""
+    """Return the element types of the results of a call with zeros under autocast."""
     biases, layers, _, *rest = settings
     with private.as_in_eager(), torch.no_grad(), _autocast(getattr(torch, autocast), onednn):
         input, *states = (torch.zeros(shape, dtype=kind) for kind, shape in given)
         weights = [torch.zeros(shape, dtype=kind) for kind, shape in params]
         begins = states if name == "lstm" else states[0]
-        # Without dropout it draws no random numbers.
+        # A call without dropout draws no random numbers.
         results = private.recurrent(name)(input, begins, weights, biases, layers, 0.0, *rest)
     return tuple(result.dtype for result in results)
 

@@ -1,7 +1,7 @@
-"""What Python computes of numbers that a model reads out of tensors, as a text that a graph holds.
+"""Python's computations with numbers that a model reads out of tensors, as a text in a graph.
 
-Python's own arithmetic raises errors where tensors give infinity, and its integers have no end. So a formula
-is computed in Python, as a whole: what comes out of it alone has to be a number that a tensor holds.
+Python's own arithmetic raises errors where tensors contain infinity, and its integers are unbounded. So a
+formula is computed in Python, as a whole: only its result must be representable in a tensor.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch2ort.errors import ModelLoadError
 def _same_size(one: int, other: int) -> bool:
     if one != other:
         raise RuntimeError(
-            f"two sizes that values in tensors decide are {one} and {other}, and the graph of the model is "
-            f"for equal ones, with nothing broadcast along them. Select with one mask what is to have one "
-            f"size, or put the part of the model that takes both into a torch.autograd.Function"
+            f"two sizes that depend on values in tensors are {one} and {other}, and the graph of the model "
+            f"is for equal ones, with nothing broadcast along them. Select tensors of one size with one "
+            f"mask, or put the part of the model that takes both into a torch.autograd.Function"
         )
     return True
 
@@ -56,34 +56,34 @@ _TYPES: Mapping[torch.dtype, type] = {torch.bool: bool, torch.int64: int, torch.
 
 
 def name_of(function: Any) -> str | None:
-    """How a formula writes a function of numbers; ``None`` for one that it cannot hold."""
+    """Return the name of a function of numbers in a formula; ``None`` for an unsupported one."""
     return _NAMES.get(function)
 
 
 def computed_number(numbers: Sequence[torch.Tensor], dtype: torch.dtype, formula: str) -> torch.Tensor:
-    """The tensor of what Python computes.
+    """Return the result of a formula as a tensor.
 
     Args:
-        numbers: tensors, of one element where a number is read out of one.
+        numbers: tensors; those from which a number is read have one element.
         dtype: of the result: bool, int64 or float64.
         formula: JSON: ``[name, *operands]``, where an operand is a formula, a number, ``{"number": i}`` for
             that of the i-th tensor, or ``{"size": [i, d]}`` for its size along dimension d.
 
     Raises:
-        ArithmeticError, RuntimeError, TypeError: what Python raises, or that no tensor of the type holds the
-            result.
-        ModelLoadError: the formula is none.
+        ArithmeticError, RuntimeError, TypeError: Python raises it, or a tensor of the type cannot represent
+        the result.
+        ModelLoadError: the formula is invalid.
     """
     made = _value(_decoded(formula), numbers)
     if type(made) is not _TYPES[dtype]:
         raise TypeError(
-            f"a number that the model computes of one that it reads out of a tensor is {made!r}, of type "
-            f"{type(made).__name__}, and its graph was traced for {_TYPES[dtype].__name__}; compute it of "
+            f"a number that the model computes from one that it reads out of a tensor is {made!r}, of type "
+            f"{type(made).__name__}, and its graph was traced for {_TYPES[dtype].__name__}; compute it with "
             f"tensors, as x.max() without .item()"
         )
     if isinstance(made, int) and not -(1 << 63) <= made < 1 << 63:
         raise OverflowError(
-            f"a number that the model computes of one that it reads out of a tensor is {made}, and a graph "
+            f"a number that the model computes from one that it reads out of a tensor is {made}, and a graph "
             f"holds integers of 64 bits; compute it with floating-point numbers"
         )
     return torch.tensor(made, dtype=dtype, device=numbers[0].device)
@@ -105,7 +105,7 @@ def _checked(formula: Any) -> Any:
         ((kind, content),) = formula.items()
         return _READS[kind](*content if isinstance(content, list) else [content])
     if not isinstance(formula, (bool, int, float)):
-        raise ValueError(f"{formula!r} is no operand")
+        raise ValueError(f"{formula!r} is not an operand")
     return formula
 
 

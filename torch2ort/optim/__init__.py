@@ -1,7 +1,7 @@
 """Optimizers as functions of tensors, which can be traced into the graph of a training step.
 
-``optimizer(parameters, gradients, state, lr)`` gives the new parameters and the new state, as dicts by the
-parameters' names; ``optimizer.init(parameters)`` gives the first state.
+``optimizer(parameters, gradients, state, lr)`` returns the new parameters and the new state, as dicts by the
+parameters' names; ``optimizer.init(parameters)`` returns the initial state.
 
 >>> import torch
 >>> from torch2ort import optim

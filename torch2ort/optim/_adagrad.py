@@ -15,12 +15,12 @@ class Adagrad(Optimizer):
     """Adagrad, as ``torch.optim.Adagrad``.
 
     Args:
-        lr: learning rate to begin with.
-        lr_decay: how much the rate falls with each step.
+        lr: initial learning rate.
+        lr_decay: decay of the learning rate per step.
         weight_decay: multiple of the parameter that is added to its gradient.
-        initial_accumulator_value: what the sums of squares begin with.
-        eps: added to their roots, against a division by zero.
-        groups, max_grad_norm, max_grad_value: as :class:`torch2ort.optim.Optimizer` has them.
+        initial_accumulator_value: initial value of the sums of squares.
+        eps: added to the roots of the sums, to avoid a division by zero.
+        groups, max_grad_norm, max_grad_value: as for :class:`torch2ort.optim.Optimizer`.
 
     Raises:
         OptionError: a setting is unknown or has a value that is not allowed.
@@ -33,7 +33,7 @@ class Adagrad(Optimizer):
     eps: float = 1e-10
 
     def init(self, parameters: Tensors) -> dict[str, Any]:
-        """Sums of squares."""
+        """Return the initial sums of squares."""
         first = {
             name: torch.full_like(
                 value, self._settings_of(name)["initial_accumulator_value"], requires_grad=False

@@ -24,13 +24,13 @@ class Adam(Optimizer):
     """Adam, as ``torch.optim.Adam``: weight decay is added to the gradient.
 
     Args:
-        lr: learning rate to begin with.
-        betas: how much is kept of the running means of the gradient and of its square.
-        eps: added to the root of the second, against a division by zero.
-        weight_decay: how strongly parameters are pulled to zero.
-        amsgrad: divide by the largest running mean of squares that there was.
-        bias_correction: correct both means for their beginning at zero.
-        groups, max_grad_norm, max_grad_value: as :class:`torch2ort.optim.Optimizer` has them.
+        lr: initial learning rate.
+        betas: coefficients of the running means of the gradient and of its square.
+        eps: added to the root of the second mean, to avoid a division by zero.
+        weight_decay: multiple of the parameter that is added to its gradient.
+        amsgrad: whether to divide by the largest running mean of squares so far.
+        bias_correction: whether to correct both means for their initial value of zero.
+        groups, max_grad_norm, max_grad_value: as for :class:`torch2ort.optim.Optimizer`.
 
     Raises:
         OptionError: a setting is unknown or has a value that is not allowed.
@@ -46,7 +46,7 @@ class Adam(Optimizer):
     bias_correction: bool = True
 
     def init(self, parameters: Tensors) -> dict[str, Any]:
-        """Running means of zero."""
+        """Return running means of zero."""
         state = no_means(parameters)
         largest = {name: p for name, p in parameters.items() if self._settings_of(name)["amsgrad"]}
         return {**state, "max_exp_avg_sq": zeros(largest)} if largest else state
@@ -67,7 +67,7 @@ class Adam(Optimizer):
             square = kept["max_exp_avg_sq"] = torch.maximum(state["max_exp_avg_sq"], square)
         if not settings["bias_correction"]:
             return parameter - at.lr * (mean / (torch.sqrt(square) + settings["eps"])), kept
-        # Both corrections in one number for all elements: a division less for each.
+        # Both corrections are in one number for all elements, which saves a division per element.
         root = torch.sqrt(missing_to_one(two, at.shared["step"]))
         rate = (at.lr * root / missing_to_one(one, at.shared["step"])).to(gradient.dtype)
         eps = (settings["eps"] * root).to(gradient.dtype)
@@ -79,9 +79,9 @@ class AdamW(Adam):
     """Adam with decoupled weight decay, as ``torch.optim.AdamW``.
 
     Args:
-        lr, betas, eps, amsgrad, bias_correction: as :class:`Adam` has them.
-        weight_decay: how strongly parameters are pulled to zero, in multiples of the learning rate.
-        groups, max_grad_norm, max_grad_value: as :class:`torch2ort.optim.Optimizer` has them.
+        lr, betas, eps, amsgrad, bias_correction: as for :class:`Adam`.
+        weight_decay: part of the parameter that is subtracted from it, in multiples of the learning rate.
+        groups, max_grad_norm, max_grad_value: as for :class:`torch2ort.optim.Optimizer`.
 
     Raises:
         OptionError: a setting is unknown or has a value that is not allowed.
@@ -93,12 +93,12 @@ class AdamW(Adam):
 
 
 def no_means(parameters: Tensors) -> dict[str, Any]:
-    """The running means of no gradient: zero."""
+    """Return the running means before the first gradient: zero."""
     return {"step": no_steps(parameters), "exp_avg": zeros(parameters), "exp_avg_sq": zeros(parameters)}
 
 
 def means(state: Tensors, gradient: torch.Tensor, settings: Settings) -> dict[str, torch.Tensor]:
-    """The running means of the gradient and of its square, with one gradient more."""
+    """Return the running means of the gradient and of its square, updated with a gradient."""
     one, two = settings["betas"]
     return {
         "exp_avg": one * state["exp_avg"] + (1 - one) * gradient,

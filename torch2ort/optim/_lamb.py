@@ -16,17 +16,17 @@ class Lamb(Optimizer):
     """LAMB, as algorithm 2 of https://arxiv.org/abs/1904.00962: each parameter's step has its own norm.
 
     The direction is Adam's, with weight decay added. It is scaled by the ratio of the parameter's norm to the
-    direction's, which is 1 where one of the two is 0.
+    direction's, which is 1 if one of the two is 0.
 
     Args:
-        lr: learning rate to begin with.
-        betas: how much is kept of the running means of the gradient and of its square.
-        eps: added to the root of the second, against a division by zero.
+        lr: initial learning rate.
+        betas: coefficients of the running means of the gradient and of its square.
+        eps: added to the root of the second mean, to avoid a division by zero.
         weight_decay: multiple of the parameter that is added to its direction.
-        bias_correction: correct both means for their beginning at zero.
-        min_ratio: the least that the ratio may be.
-        max_ratio: the most that the ratio may be.
-        groups, max_grad_norm, max_grad_value: as :class:`torch2ort.optim.Optimizer` has them.
+        bias_correction: whether to correct both means for their initial value of zero.
+        min_ratio: the smallest ratio; smaller ones are clamped to it.
+        max_ratio: the largest ratio; larger ones are clamped to it.
+        groups, max_grad_norm, max_grad_value: as for :class:`torch2ort.optim.Optimizer`.
 
     Raises:
         OptionError: a setting is unknown or has a value that is not allowed.
@@ -41,7 +41,7 @@ class Lamb(Optimizer):
     max_ratio: float = float("inf")
 
     def init(self, parameters: Tensors) -> dict[str, Any]:
-        """Running means of zero."""
+        """Return running means of zero."""
         return no_means(parameters)
 
     def _check(self, settings: Settings) -> None:

@@ -15,10 +15,10 @@ class Lion(Optimizer):
     """Lion, as program 1 of https://arxiv.org/abs/2302.06675: the sign of the momentum, and weight decay.
 
     Args:
-        lr: learning rate to begin with.
-        betas: how much is kept of the momentum, for the step and for the next one.
-        weight_decay: how strongly parameters are pulled to zero, in multiples of the learning rate.
-        groups, max_grad_norm, max_grad_value: as :class:`torch2ort.optim.Optimizer` has them.
+        lr: initial learning rate.
+        betas: coefficients of the momentum: in the direction of the step, and in the new momentum.
+        weight_decay: part of the parameter that is subtracted from it, in multiples of the learning rate.
+        groups, max_grad_norm, max_grad_value: as for :class:`torch2ort.optim.Optimizer`.
 
     Raises:
         OptionError: a setting is unknown or has a value that is not allowed.
@@ -29,7 +29,7 @@ class Lion(Optimizer):
     weight_decay: float = 0.0
 
     def init(self, parameters: Tensors) -> dict[str, Any]:
-        """A momentum of zero for each parameter."""
+        """Return a momentum of zero for each parameter."""
         return {"exp_avg": zeros(parameters)}
 
     def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: Tensors, at: At) -> Updated:

@@ -1,4 +1,4 @@
-"""What all optimizers share: groups of parameters with settings of their own, and clipping."""
+"""The base of all optimizers: groups of parameters with their own settings, and clipping of gradients."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import torch
 from torch2ort.errors import OptionError
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
-# State by its name: one tensor, or one for each parameter by the parameter's name.
+# Name of a state -> one tensor, or one for each parameter by the parameter's name.
 State: TypeAlias = Mapping[str, Any]
 Settings: TypeAlias = Mapping[str, Any]
-# A parameter after a step, and its state by what it is.
+# A parameter after a step, and its state by the state's name.
 Updated: TypeAlias = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
-# What torch.nn.utils.clip_grad_norm_ adds to the norm.
+# torch.nn.utils.clip_grad_norm_ adds this number to the norm.
 _SMALL = 1e-6
 _SWITCHES = ("amsgrad", "bias_correction", "nesterov")
 
 
 class At(NamedTuple):
-    """Where a parameter stands in a step.
+    """The learning rate, shared state and settings of a parameter in a step.
 
     Attributes:
         lr: its learning rate: float32, shape ().
-        shared: the state of all parameters together, after this step.
-        settings: its own.
+        shared: the state that all parameters share, after this step.
+        settings: its settings.
     """
 
     lr: torch.Tensor
@@ -44,14 +44,15 @@ class At(NamedTuple):
 class Optimizer:
     """An optimizer as a function of tensors: it changes none of them, and can be traced into a graph.
 
-    Each optimizer has settings of its own besides, which a group may name.
+    Each optimizer has further settings, which a group may name.
 
     Args:
-        lr: learning rate to begin with.
+        lr: initial learning rate.
         groups: dicts with ``"params"`` (a name, a glob or several of them, or a predicate over names) and the
-            settings that those parameters have instead. The first group that a name is in counts.
-        max_grad_norm: what the norm of all gradients together is clipped to, before anything else.
-        max_grad_value: what each number of a gradient is clipped to, on both sides of zero.
+            settings of those parameters, which replace the optimizer's. A parameter is in the first group
+            that matches its name.
+        max_grad_norm: the total norm to which all gradients are clipped, before any other computation.
+        max_grad_value: the value to which each number of a gradient is clipped, on both sides of zero.
 
     Raises:
         OptionError: a setting is unknown or has a value that is not allowed.
@@ -69,7 +70,7 @@ class Optimizer:
                 self._need(_is_number(limit) and limit > 0, what, limit, "a number above 0, or None")
         listed = isinstance(self.groups, Sequence) and all(isinstance(one, Mapping) for one in self.groups)
         self._need(listed, "groups", self.groups, "a list of dicts")
-        # What the caller does to its own dicts later changes nothing.
+        # Later changes of the caller's dicts have no effect.
         object.__setattr__(self, "groups", tuple(map(dict, self.groups)))
         for index, group in enumerate(self.groups):
             self._check_group(index, group)
@@ -80,7 +81,7 @@ class Optimizer:
 
     @functools.cached_property
     def _settings(self) -> Settings:
-        """Those of each parameter that no group says otherwise of."""
+        """The settings of parameters that no group overrides."""
         return {one.name: getattr(self, one.name) for one in fields(self) if not one.kw_only}
 
     @functools.cached_property
@@ -92,7 +93,7 @@ class Optimizer:
         return {**self._settings, **own}
 
     def init(self, parameters: Tensors) -> dict[str, Any]:
-        """The state before the first step.
+        """Return the state before the first step.
 
         Args:
             parameters: name -> tensor.
@@ -102,13 +103,13 @@ class Optimizer:
     def __call__(
         self, parameters: Tensors, gradients: Tensors, state: State, lr: torch.Tensor | float
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """One step.
+        """Compute one step.
 
         Args:
             parameters: name -> tensor.
-            gradients: name -> tensor of the parameter's shape and dtype. A parameter without one stays as it
-                is, and so does its state.
-            state: what :meth:`init` or the last step gave.
+            gradients: name -> tensor of the parameter's shape and dtype. A parameter without a gradient does
+                not change, and neither does its state.
+            state: the state that :meth:`init` or the last step returned.
             lr: the learning rate, a number or a tensor of shape () in float32; groups scale it.
 
         Returns:
@@ -132,36 +133,36 @@ class Optimizer:
         return result, {**shared, **found}
 
     def check_names(self, names: Collection[str]) -> None:
-        """Refuse groups that name what there is not; a glob may fit nothing.
+        """Refuse groups that name an unknown parameter; a glob may match no parameter.
 
         Args:
             names: of all parameters.
 
         Raises:
-            OptionError: a group does.
+            OptionError: a group names an unknown parameter.
         """
         for index, group in enumerate(self.groups):
             named = group["params"]
             for one in [] if callable(named) else [named] if isinstance(named, str) else named:
                 if one not in names and not any(sign in one for sign in "*?["):
                     raise OptionError(
-                        f"{self._name}: groups[{index}] names {one!r}, which is no parameter; expected some "
-                        f"of {sorted(names)}"
+                        f"{self._name}: groups[{index}] names {one!r}, which is not a parameter; expected "
+                        f"some of {sorted(names)}"
                     )
 
     def _shared(self, state: State) -> dict[str, torch.Tensor]:
-        """The state that all parameters have together, after this step: the number of steps."""
+        """Return the state that all parameters share, after this step: the number of steps."""
         return {"step": state["step"] + 1} if "step" in state else {}
 
     def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: Tensors, at: At) -> Updated:
-        """One parameter after the step, and its state."""
+        """Return one parameter after the step, and its state."""
         raise NotImplementedError
 
     def _check(self, settings: Settings) -> None:
         """Refuse values that are not allowed.
 
         Raises:
-            OptionError: one is not.
+            OptionError: a value is not allowed.
         """
 
     def _check_all(self, settings: Settings) -> None:
@@ -208,7 +209,7 @@ class Optimizer:
         return next((settings for holds, settings in self._settings_by_group if holds(name)), self._settings)
 
     def _scale(self, settings: Settings) -> float:
-        """What a group makes of the learning rate, whose value comes with each step."""
+        """Return the factor of a group on the learning rate, which is an argument of each step."""
         return 1.0 if settings["lr"] == self.lr else float(settings["lr"] / self.lr)
 
     def _clipped(self, gradients: Tensors) -> dict[str, torch.Tensor]:
@@ -232,7 +233,7 @@ def _is_number(value: object) -> bool:
 
 
 def matcher(patterns: Any) -> Callable[[str], bool]:
-    """A predicate over names.
+    """Return a predicate over names.
 
     Args:
         patterns: a name, a glob, several of them, or a predicate.
@@ -252,19 +253,19 @@ def matcher(patterns: Any) -> Callable[[str], bool]:
 
 
 def zeros(parameters: Tensors) -> dict[str, torch.Tensor]:
-    """A tensor of zeros for each parameter."""
+    """Return a tensor of zeros for each parameter."""
     return {name: torch.zeros_like(value, requires_grad=False) for name, value in parameters.items()}
 
 
 def no_steps(parameters: Tensors) -> torch.Tensor:
-    """The number of steps before the first: float32, shape (), where the parameters are."""
+    """Return the number of steps before the first, 0: float32, shape (), on the device of the parameters."""
     device = next((value.device for value in parameters.values()), None)
     return torch.zeros((), dtype=torch.float32, device=device)
 
 
 def missing_to_one(beta: float, step: torch.Tensor) -> torch.Tensor:
-    """``1 - beta ** step``, in double: in float32 the first steps would lose most of its digits."""
+    """Return ``1 - beta ** step`` in float64: float32 would lose most of its digits in the first steps."""
     if beta == 0:
         return torch.ones_like(step, dtype=torch.float64)
-    # By the exponential: a power of two tensors is not as exact everywhere.
+    # exp is used as a power of two tensors is less exact on some devices.
     return 1 - torch.exp(step.to(torch.float64) * math.log(beta))

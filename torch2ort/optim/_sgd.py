@@ -15,12 +15,12 @@ class SGD(Optimizer):
     """Stochastic gradient descent with momentum, as ``torch.optim.SGD``.
 
     Args:
-        lr: learning rate to begin with.
-        momentum: part of the last step's direction that is kept.
-        dampening: part of the gradient that does not get into it, after the first step.
+        lr: initial learning rate.
+        momentum: part of the last step's direction that is added to the gradient.
+        dampening: part of the gradient that is left out of the direction, after the first step.
         weight_decay: multiple of the parameter that is added to its gradient.
-        nesterov: look ahead by one momentum.
-        groups, max_grad_norm, max_grad_value: as :class:`torch2ort.optim.Optimizer` has them.
+        nesterov: whether to use Nesterov momentum.
+        groups, max_grad_norm, max_grad_value: as for :class:`torch2ort.optim.Optimizer`.
 
     Raises:
         OptionError: a setting is unknown or has a value that is not allowed.
@@ -33,7 +33,7 @@ class SGD(Optimizer):
     nesterov: bool = False
 
     def init(self, parameters: Tensors) -> dict[str, Any]:
-        """The momentum of each parameter that has one, zero."""
+        """Return a momentum of zero for each parameter that has momentum."""
         settings = {name: self._settings_of(name) for name in parameters}
         moved = {name: value for name, value in parameters.items() if settings[name]["momentum"]}
         state: dict[str, Any] = {"momentum_buffer": zeros(moved)} if moved else {}

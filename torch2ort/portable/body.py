@@ -1,4 +1,4 @@
-"""The body of a call of a Function: what forward computes, as operators of ONNX."""
+"""The body of a call of a Function: the computation of forward, as operators of ONNX."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from torch2ort.symbolics.lowering import lower, sizes_of
 
 @dataclass(frozen=True)
 class Body:
-    """What stands for a call.
+    """The operators that replace a call.
 
     Attributes:
-        graph: takes the call's tensors, and gives those of its node.
+        graph: its inputs are the call's tensors, its outputs those of the call's node.
         parameters: name of each argument of the call.
     """
 
@@ -46,7 +46,7 @@ class Body:
 
 
 def parameters_of(site: Site) -> tuple[str, ...]:
-    """Name of each argument of a call, as forward names it."""
+    """Return the name of each argument of a call, as in the signature of forward."""
     assert site.function is not None
     try:
         parameters = list(inspect.signature(site.function.forward).parameters.values())
@@ -63,16 +63,17 @@ def parameters_of(site: Site) -> tuple[str, ...]:
 def body_of(
     site: Site, tensors: Sequence[torch.Tensor], traced: Sequence[torch.Tensor], target: Target
 ) -> Body:
-    """Trace the forward of a call, and translate it.
+    """Trace the forward of a call and translate it to ONNX.
 
     Args:
         site: the call.
         tensors: its tensors on the sample.
         traced: its tensors in the trace of the model.
-        target: what the graph is for.
+        target: the target of the graph.
 
     Raises:
-        ExportError: forward cannot be traced, does more than compute, or computes so for some sizes only.
+        ExportError: forward cannot be traced, does more than compute, or its trace is valid for some sizes
+            only.
         UnsupportedOperatorError: ONNX lacks an operator.
     """
     names = parameters_of(site)
@@ -111,21 +112,21 @@ def body_of(
 
 
 def _as_written(site: Site) -> Site:
-    """The call, whose writes to arguments are results of its node, and whose trace tells what it does.
+    """Return the call without its recorded effects: the trace shows them, and written arguments are results.
 
-    A call that counts in Python objects counts where its class runs.
+    A call that changes Python objects, such as a counter, changes them where its class runs.
     """
     result = replace(site.known_result, mutated=(), hidden=(), observed=True, effects=False)
     return replace(site, result=result, remembers=False, keeps_state=False, autocast=None)
 
 
 def tensors_of_node(site: Site, found: Any, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that the node of a call gives.
+    """Return the output tensors of the node of a call.
 
     Args:
         site: the call.
-        found: what it returned.
-        given: its tensors, as it left them.
+        found: its result.
+        given: its argument tensors after the call.
     """
     result = site.known_result
     values = found if isinstance(found, tuple) else (found,)
@@ -135,7 +136,7 @@ def tensors_of_node(site: Site, found: Any, given: Sequence[torch.Tensor]) -> li
 
 
 class _Forward(torch.nn.Module):
-    """A call of a Function as a module, which gives the tensors that its node gives."""
+    """A call of a Function as a module that returns the output tensors of its node."""
 
     def __init__(self, site: Site, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -154,10 +155,10 @@ class _Forward(torch.nn.Module):
 
 
 def _refuse_kernels(site: Site, graph: Graph) -> None:
-    """Refuse what a graph gives to PyTorch's kernels.
+    """Refuse a graph that calls PyTorch's kernels.
 
     Raises:
-        UnsupportedOperatorError: names the operators, with their lines.
+        UnsupportedOperatorError: it calls some; names the operators, with their lines.
     """
     kernels = kernels_said(python_op_nodes(graph.proto.graph), graph.sites)
     if kernels:

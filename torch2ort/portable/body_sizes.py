@@ -1,4 +1,4 @@
-"""Sizes that a body computes for, and those that its call can have."""
+"""The sizes that a body supports, and those that its call can have."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from torch2ort.pythonop import Site
 
 
 def settle_sizes(site: Site, sizes: Sizes, traced: Sequence[torch.Tensor]) -> None:
-    """Have the graph of a model take the sizes only that the body of a call computes for.
+    """Restrict the graph of a model to the sizes that the body of a call supports.
 
     Args:
         site: the call.
-        sizes: those that its body computes for.
-        traced: its tensors in the trace of the model, which notes the conditions.
+        sizes: those that its body supports.
+        traced: its tensors in the trace of the model, which records the conditions.
 
     Raises:
-        ExportError: a size that varies in the model is a number in the body, or two sizes are one.
+        ExportError: a size that varies in the model is fixed in the body, or the body requires two sizes to
+            be equal.
     """
     for text, condition in sizes.conditions([t.shape for t in traced]):
-        # A condition that the sample fulfils is noted where Python asks for it.
+        # `not condition` records in the trace a condition that the sample satisfies.
         if not is_known(condition) and (fixes_a_size(condition) or not condition):
             said = re.sub(r"size\((\d+), (\d+)\)", lambda m: f"{sizes.names[int(m[1])]}.shape[{m[2]}]", text)
             raise ExportError(
-                f"{site.func_name} is not portable: forward computes so only where {said}, and that size "
-                f"varies in the model. Export the model with that size fixed, {INSTEAD}"
+                f"{site.func_name} is not portable: the trace of forward is valid only where {said}, and "
+                f"that size varies in the model. Export the model with that size fixed, {INSTEAD}"
             )

@@ -1,4 +1,4 @@
-"""Comparison of a body with the forward that it stands for."""
+"""Comparison of a body with the forward that it replaces."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch2ort.pythonop.autocast import entered
 from torch2ort.runtime import InferenceEngine
 
 _RANDOM = 2
-# Relative difference of two ways to compute the same, by the type of the result. Kernels of PyTorch and of
-# ONNX Runtime differ by a few units in the last place for an operator; forward has some.
+# Tolerated relative differences, by the type of the result. Kernels of PyTorch and of ONNX Runtime differ by
+# a few units in the last place per operator; forward consists of several operators.
 _TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-7}
-# Of so many elements one may be on the other side of a rounding.
+# One of this many elements may be rounded to the other side.
 _ROUNDED = 10_000
 
 
@@ -27,11 +27,11 @@ def compare(site: Site, body: InferenceEngine, tensors: Sequence[torch.Tensor]) 
 
     Args:
         site: the call.
-        body: runs what stands for it.
+        body: runs its body.
         tensors: its tensors on the sample.
 
     Raises:
-        ExportError: the results differ; says by how much.
+        ExportError: the results differ; reports by how much.
     """
     generator = torch.Generator().manual_seed(0)
     runs = [("the sample", list(tensors))]
@@ -42,21 +42,21 @@ def compare(site: Site, body: InferenceEngine, tensors: Sequence[torch.Tensor]) 
         except Exception:
             if where == "the sample":
                 raise
-            # Forward refuses what it does not get in the model.
+            # Forward may refuse inputs that do not occur in the model.
             continue
         actual = body.run([t.detach().contiguous() for t in given])
         for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
             difference = _difference(one, other)
             if difference is not None:
                 raise ExportError(
-                    f"{site.func_name} is not portable: its body computes something else than forward on "
+                    f"{site.func_name} is not portable: its body does not compute the same as forward on "
                     f"{where}; output {i} differs by up to {difference:.6g}. Forward may depend on more "
                     f"than its arguments; write it without that, {INSTEAD}"
                 )
 
 
 def _eager(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What forward gives, and leaves in arguments that it does not return."""
+    """Return the results of forward, and the arguments that it writes to and does not return."""
     try:
         with torch.no_grad(), applied(site, counts=True) as call, entered(site.autocast):
             found = call(*tensors)
@@ -66,7 +66,7 @@ def _eager(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _random(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers like those of a tensor: normal, or integers within its own."""
+    """Return random numbers of a tensor's type: normal, or integers within the tensor's range."""
     shape = tensor.shape
     if tensor.is_floating_point():
         return torch.randn(shape, generator=generator).to(tensor.dtype)
@@ -81,7 +81,7 @@ def _random(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float | None:
-    """The largest difference, if it is no rounding; infinite where sizes or types differ."""
+    """Return the largest difference beyond rounding; ``None`` without one, infinity for other shapes."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return float("inf")
     if not expected.numel():

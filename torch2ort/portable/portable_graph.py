@@ -1,4 +1,4 @@
-"""From a graph with PythonOps to one whose calls of Functions have their bodies in it."""
+"""Conversion of a graph with PythonOps to one that contains the bodies of its calls of Functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.sample_tensors import number_of
 from torch2ort.runtime import InferenceEngine
 
-# Operators whose results are others in each run.
+# Operators whose results differ in each run.
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
@@ -37,9 +37,9 @@ _RANDOM = frozenset(
 def portable(
     graph: Graph, model: torch.nn.Module, call: Call, traced: Trace, target: Target, options: Options
 ) -> Graph:
-    """Put a node of the Function's name in the place of each PythonOp, and its body into the model.
+    """Replace each PythonOp by a node named after its Function, and add the bodies to the model.
 
-    A call whose tensors depend on weights alone stays; :func:`torch2ort.portable.weight_functions.computed`
+    A call whose tensors depend only on weights stays; :func:`torch2ort.portable.weight_functions.computed`
     computes it.
 
     Args:
@@ -47,11 +47,11 @@ def portable(
         model: the model.
         call: the sample call.
         traced: its trace.
-        target: what the graph is for.
-        options: threads.
+        target: the target of the graph.
+        options: the number of threads.
 
     Raises:
-        ExportError: a Function has no body that computes what it does.
+        ExportError: a Function has no body that computes the same.
         UnsupportedOperatorError: ONNX lacks an operator.
     """
     _refuse_kernels(graph)
@@ -79,7 +79,7 @@ def portable(
 
 
 def _is_of_weights_alone(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether the tensors of a call depend on no input, on no state, and on no random number."""
+    """Return True if the tensors of a call depend on weights, but not on inputs, state or random numbers."""
     found = ancestors(graph.proto.graph, node.input)
     state = {mutation.target for mutation in graph.mutations}
     varying = {*graph.inputs, *(name for name, origin in graph.weights.items() if origin in state)}
@@ -92,8 +92,8 @@ class _Bodies:
 
     Args:
         proto: the model; changed in place.
-        target: what the graph is for.
-        options: threads.
+        target: the target of the graph.
+        options: the number of threads.
     """
 
     def __init__(self, proto: onnx.ModelProto, target: Target, options: Options) -> None:
@@ -148,7 +148,7 @@ class _Bodies:
         return body
 
     def _function(self, site: Site, body: Body) -> onnx.FunctionProto:
-        """The body in the model, under the Function's name or one with a number."""
+        """Return the body in the model, named after the Function, with a number if the name is used."""
         assert site.function is not None
         made = _function(body, site)
         written = self._written.setdefault(site.function, [])
@@ -169,7 +169,7 @@ class _Bodies:
 
 
 def _function(body: Body, site: Site) -> onnx.FunctionProto:
-    """A body as a local function without a name."""
+    """Return a body as a local function without a name."""
     graph = body.graph.proto.graph
     constants = [
         helper.make_node("Constant", [], [tensor.name], f"Constant_{tensor.name}", value=tensor)
@@ -190,7 +190,7 @@ def _function(body: Body, site: Site) -> onnx.FunctionProto:
 
 
 def _is_same(one: onnx.FunctionProto, other: onnx.FunctionProto) -> bool:
-    """Whether two bodies compute the same, wherever in the model they are called."""
+    """Return True if two bodies have the same nodes, inputs, outputs and attributes, apart from metadata."""
     parts = []
     for function in (one, other):
         nodes = []
@@ -205,16 +205,16 @@ def _is_same(one: onnx.FunctionProto, other: onnx.FunctionProto) -> bool:
 
 
 def _symbolic(traced: Trace) -> dict[str, list[torch.Tensor]]:
-    """The tensors of each call in a trace, by the key of its site."""
+    """Return the tensors of each call in a trace, by the key of its site."""
     nodes = traced.program.graph.find_nodes(op="call_function", target=torch.ops.torch2ort.python_op.default)
     return {str(node.args[1]): [given.meta["val"] for given in node.args[0]] for node in nodes}
 
 
 def _refuse_kernels(graph: Graph) -> None:
-    """Refuse what the model gives to PyTorch's kernels.
+    """Refuse a model that calls PyTorch's kernels.
 
     Raises:
-        UnsupportedOperatorError: names the operators, with their lines.
+        UnsupportedOperatorError: it calls some; names the operators, with their lines.
     """
     kernels = kernels_said(kernels_in_files(graph.proto.graph), graph.sites)
     if kernels:

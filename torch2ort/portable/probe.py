@@ -1,4 +1,4 @@
-"""Refusal of a forward that one body cannot compute: it reads data, or chooses by the sizes of a tensor."""
+"""Refusal of a forward that one body cannot represent: it reads data, or branches on the size of a tensor."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ WAY_OUT = f"Write forward without it, {INSTEAD}"
 
 
 class SizeBranchError(RuntimeError):
-    """Raised inside of a forward that chooses by the size of a tensor."""
+    """Raised inside of a forward that branches on the size of a tensor."""
 
 
 def probe(site: Site, tensors: Sequence[torch.Tensor]) -> None:
-    """Run forward on tensors without data, each size of which stands for any.
+    """Run forward on tensors without data and with symbolic sizes.
 
     Args:
         site: the call.
         tensors: its tensors on the sample.
 
     Raises:
-        ExportError: forward reads data, chooses by a size, or fails without data.
+        ExportError: forward reads data, branches on a size, or fails without data.
     """
     failure: BaseException | None = None
     for any_size in (True, False):
@@ -56,10 +56,10 @@ def probe(site: Site, tensors: Sequence[torch.Tensor]) -> None:
                 raise ExportError(f"{site.func_name} is not portable: {error}. {WAY_OUT}") from None
             if isinstance(failure, (SizeBranchError, *private.READS_DATA)):
                 break
-            # An operator that cannot compute with any size may compute with that of the sample.
+            # An operator that does not support a symbolic size may support that of the sample.
     assert failure is not None
     if isinstance(failure, SizeBranchError):
-        reason = f"forward chooses by the size of a tensor{users_line(failure)}"
+        reason = f"forward branches on the size of a tensor{users_line(failure)}"
     elif isinstance(failure, private.READS_DATA):
         reason = f"forward reads a value out of a tensor{users_line(failure)}"
     else:
@@ -69,20 +69,20 @@ def probe(site: Site, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _refuse_branch() -> None:
-    """Refuse a choice that the user's code makes by a size, unless it checks it.
+    """Refuse a branch of the user's code on a size, unless it is a check that raises.
 
     Raises:
-        SizeBranchError: the code goes on either way.
+        SizeBranchError: the code continues in both cases.
     """
     frame = sys._getframe(2)
     file, line = frame.f_code.co_filename, frame.f_lineno
     if is_users(file) and not _is_check(file, line):
-        raise SizeBranchError("the size of a tensor decides what forward computes")
+        raise SizeBranchError("forward branches on the size of a tensor")
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_check(file: str, line: int) -> bool:
-    """Whether the statement at a line raises, or does nothing: ``assert``, or an ``if`` that raises."""
+    """Return True if the statement at a line is a check: an ``assert``, or an ``if`` that only raises."""
     try:
         tree = ast.parse(textwrap.dedent("".join(linecache.getlines(file))))
     except SyntaxError:
@@ -92,7 +92,7 @@ def _is_check(file: str, line: int) -> bool:
         for node in ast.walk(tree)
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    # The innermost one in whose test the line is.
+    # The innermost statement comes first.
     for node in sorted(around, key=lambda n: -n.lineno):
         if isinstance(node, ast.Assert):
             return True

@@ -1,4 +1,4 @@
-"""Functions of weights alone: a file has what they give."""
+"""Functions that depend only on weights: a file contains their results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torch2ort.runtime import InferenceEngine
 def computed(
     graph: Graph, weights: Mapping[str, torch.Tensor], options: Options
 ) -> tuple[Graph, dict[str, torch.Tensor]]:
-    """The graph with the present results of its PythonOps as weights.
+    """Return the graph with the current results of its PythonOps as weights.
 
     Args:
-        graph: PythonOps depend on weights alone.
+        graph: its PythonOps depend only on weights.
         weights: its weights.
-        options: threads.
+        options: the number of threads.
 
     Returns:
         The graph, and its weights.
@@ -52,7 +52,7 @@ def computed(
 
 
 def calls_of_functions(graph: Graph) -> list[onnx.NodeProto]:
-    """The PythonOp nodes of a graph, but for PyTorch's kernels."""
+    """Return the PythonOp nodes of a graph, without those of PyTorch's kernels."""
     users = {name for name, site in graph.sites.items() if not site.internal}
     return [node for node in graph.proto.graph.node if node.name in users]
 
@@ -60,7 +60,7 @@ def calls_of_functions(graph: Graph) -> list[onnx.NodeProto]:
 def _with_results(
     graph: Graph, weights: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> tuple[Graph, dict[str, torch.Tensor]]:
-    """The graph, with values as weights in the places of what computes them."""
+    """Return the graph with results as weights in the place of the nodes that compute them."""
     proto = onnx.ModelProto()
     proto.CopyFrom(graph.proto)
     names: dict[str, str] = {}
@@ -102,7 +102,7 @@ def _with_results(
 
 
 def _read(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """The nodes that an output of the graph depends on."""
+    """Return the nodes on which an output of the graph depends."""
     wanted = {value.name for value in graph.output}
     kept = []
     for node in reversed(nodes):

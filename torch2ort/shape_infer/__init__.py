@@ -1,4 +1,4 @@
-"""Symbolic shapes on the exported graph."""
+"""Symbolic shapes of the values of an exported graph."""
 
 from torch2ort.shape_infer.infer import infer
 

@@ -1,4 +1,4 @@
-"""One way to write a size, on every value of a graph, with the names that the user gave."""
+"""A single notation of sizes for all values of a graph, with the names that the user gave."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch2ort.sizes import expressions as sizes
 
 
 def name_sizes(model: ir.Model, names: Mapping[str, sympy.Expr]) -> None:
-    """Write every symbolic size of ``model`` in its one form, in place.
+    """Write every symbolic size of ``model`` in the single notation, in place.
 
     Args:
-        model: its sizes are written as torch or onnx-shape-inference write them.
-        names: symbol -> what to call it. A symbol that is not in it keeps its name.
+        model: its sizes are in the notation of torch or onnx-shape-inference.
+        names: symbol -> its new name. A symbol that is not in it keeps its name.
     """
     known: dict[str, int | str] = {}
     for value in _values(model):
@@ -34,7 +34,7 @@ def _named(
         try:
             size = sizes.parse(written)
         except ValueError:
-            # Some function of torch's that no reader of a graph knows: an unknown size.
+            # A function of torch that readers of a graph do not know: the size is unknown.
             known[written] = f"size_{len(known)}"
         else:
             size = size.xreplace({s: names[s.name] for s in size.free_symbols if s.name in names})

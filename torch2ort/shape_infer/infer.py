@@ -1,7 +1,7 @@
 """Shape inference over the whole graph by onnx-shape-inference, with a rule for PythonOp.
 
-Capture has put torch.export's sizes on the values that the program names; this fills in the values
-that translation added in between, and names every size that is left.
+Capture sets torch.export's sizes on the values that the program names. This module fills in the values
+that translation added in between, and names all remaining sizes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def infer(model: ir.Model, names: Mapping[str, sympy.Expr] | None = None) -> Non
 
     Args:
         model: an exported graph.
-        names: symbol of torch's -> what the graph calls it, see :mod:`torch2ort.sizes.symbols`.
+        names: symbol of torch -> its name in the graph, see :mod:`torch2ort.sizes.symbols`.
 
     Raises:
         ExportError: two operators of the graph contradict each other about a shape.

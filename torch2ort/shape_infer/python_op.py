@@ -1,4 +1,4 @@
-"""The shape rule of PythonOp: by the inferer that is registered for the node's ``func_name``."""
+"""The shape rule of PythonOp, which calls the inferer that is registered for the node's ``func_name``."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 
 
 def infer_python_op(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The site's dtypes and ranks, the sizes that capture found, and those that an inferer tells.
+    """Set the site's dtypes and ranks, the sizes that capture found, and those that an inferer returns.
 
     Raises:
         ShapeInferenceError: the inferer contradicts the site.
     """
     if _RANKS not in node.attributes:
         return
-    # onnxruntime-training infers a scalar for the context although its kernel gives int64[1]: no shape, then.
+    # The context gets no shape: onnxruntime-training infers a scalar, although its kernel returns int64[1].
     own, *tensors = node.outputs
     context.set_dtype(own, ir.DataType.INT64)
     ranks, types = node.attributes[_RANKS].as_ints(), node.attributes[_TYPES].as_ints()
@@ -55,7 +55,7 @@ def infer_python_op(context: ShapeInferenceContext, node: ir.Node) -> None:
 def _inferred_shapes(
     node: ir.Node, ranks: Sequence[int], types: Sequence[int]
 ) -> list[tuple[Dim, ...] | None]:
-    """What the inferer in force says of each tensor output; ``None`` where it says nothing."""
+    """Return the shape of each tensor output by the registered inferer; ``None`` where it returns none."""
     unknown: list[tuple[Dim, ...] | None] = [None] * len(ranks)
     site = _site_of(node)
     if site is None or site.internal:
@@ -92,7 +92,7 @@ def _site_of(node: ir.Node) -> Site | None:
 
 
 def _read(value: ir.Value, position: int) -> list[Any] | None:
-    """The shape of an input as an inferer takes it; a size without a name gets one."""
+    """Return the shape of an input in the form that an inferer takes; a size without a name gets one."""
     if value.shape is None:
         return None
     return [

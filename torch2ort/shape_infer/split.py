@@ -1,6 +1,6 @@
-"""The shape rule of Split where its sizes are numbers of a run.
+"""The shape rule of Split for sizes that are computed in a run.
 
-onnx-shape-inference takes them for equal ones.
+onnx-shape-inference assumes that they are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _known_sizes = registry.get("", "Split", _SINCE)
 
 
 def infer_split(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """Leave the size of each part along the axis as it is known otherwise, unless a constant tells it."""
+    """Set the shapes of the parts; their sizes along the axis stay as known, unless they are a constant."""
     sizes = node.inputs[1] if len(node.inputs) > 1 else None
     data = node.inputs[0]
     assert _known_sizes is not None

@@ -1,4 +1,4 @@
-"""Where code is installed. What is whose goes by that, as a user may call his files and folders anything."""
+"""Folders of installed code. They determine the owner of a file, as a user's files may have any name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import site
 import sys
 import sysconfig
 
-# Folders for installed packages; in some layouts they lie below the standard library's.
+# Folders of installed packages; in some layouts they are below that of the standard library.
 INSTALLED = tuple(
     dict.fromkeys(
         os.path.realpath(folder)
@@ -26,7 +26,7 @@ STANDARD_LIBRARY = tuple({os.path.realpath(sysconfig.get_path(p)) for p in ("std
 
 
 def real_path(path: str) -> str:
-    """As ``os.path.realpath``, which asks for each folder again."""
+    """Return ``os.path.realpath(path)``, with the folders' real paths cached."""
     folder, name = os.path.split(path)
     path = os.path.join(_real_folder(folder), name)
     return os.path.realpath(path) if os.path.islink(path) else path
@@ -39,13 +39,13 @@ def _real_folder(folder: str) -> str:
 
 
 def below(path: str, folder: str) -> bool:
-    """Whether a path lies in a folder; both are real paths."""
+    """Return True if a path is in a folder; both are real paths."""
     return path.startswith(folder) and path[len(folder) : len(folder) + 1] == os.sep
 
 
 @functools.cache
 def folder_of(package: str) -> str | None:
-    """The real folder of a package that is imported, or could be; nothing is imported."""
+    """Return the real folder of a package that is imported or can be found; nothing is imported."""
     module = sys.modules.get(package)
     file = getattr(module, "__file__", None)
     if file is None and module is None:
@@ -55,14 +55,14 @@ def folder_of(package: str) -> str | None:
 
 
 def is_pythons(path: str) -> bool:
-    """Whether a real path is a file of the standard library."""
+    """Return True if a real path is a file of the standard library."""
     return any(below(path, folder) for folder in STANDARD_LIBRARY) and not any(
         below(path, folder) for folder in INSTALLED
     )
 
 
 def is_pythons_module(name: str) -> bool:
-    """Whether a name is that of a module of the standard library, in whose place no other was found."""
+    """Return True if a name is that of a module of the standard library that no other module shadows."""
     top = name.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return False

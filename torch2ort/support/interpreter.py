@@ -1,4 +1,4 @@
-"""Work of the Python interpreter that grows with what is imported, kept out of a start."""
+"""Avoidance of work of the Python interpreter that grows with the imported modules, during a start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch2ort.support.replaced import replaced
 
 @contextlib.contextmanager
 def old_objects_uncollected() -> Iterator[None]:
-    """Keep the garbage collector from walking, inside of the block, what was there before.
+    """Exclude the objects that exist before the block from garbage collection inside of it.
 
     Imports leave hundreds of thousands of objects that live as long as the process, and a trace makes enough
-    to have them walked several times: a tenth of a small start.
+    objects to have them traversed several times, which takes a tenth of a small start.
     """
     if _somebody_froze():
-        yield  # gc.unfreeze() would free theirs, too
+        yield  # gc.unfreeze() would also unfreeze objects that other code froze
         return
     gc.freeze()
     try:
@@ -32,14 +32,14 @@ def old_objects_uncollected() -> Iterator[None]:
 
 @functools.cache
 def _somebody_froze() -> bool:
-    """Whether the process had frozen objects before the first export; counting them takes long if it has."""
+    """Return True if the process had frozen objects before the first export; counting many takes long."""
     return gc.get_freeze_count() > 0
 
 
 def protocols_read_once() -> contextlib.AbstractContextManager[None]:
-    """Context in which ``isinstance`` of a protocol lists its members once, as Python does from 3.12 on.
+    """Return a context in which ``isinstance`` caches a protocol's members, as Python does from 3.12 on.
 
-    onnx_ir asks that of each argument of each node.
+    onnx_ir calls it for each argument of each node.
     """
     if sys.version_info >= (3, 12):
         return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Values that are made when somebody asks for them."""
+"""Values that are made on request."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _Value = TypeVar("_Value")
 
 
 class Later(Generic[_Value]):
-    """A value that is made once, by the first thread that asks.
+    """A value that is made once, by the first thread that requests it.
 
     Args:
-        make: makes it; is let go of then, with all that it holds.
+        make: makes the value; it is released afterwards, with all that it holds.
     """
 
     def __init__(self, make: Callable[[], _Value]) -> None:
@@ -22,17 +22,17 @@ class Later(Generic[_Value]):
         self._lock = threading.RLock()
 
     def get(self) -> _Value:
-        """The value; only before :meth:`forget`."""
+        """Return the value; not allowed after :meth:`forget`."""
         if not self._made:
             with self._lock:
                 if not self._made:
-                    assert self._make is not None, "the value was let go of"
+                    assert self._make is not None, "the value was released"
                     self._made.append(self._make())
                     self._make = None
         return self._made[0]
 
     def forget(self) -> None:
-        """Let go of the value, and of what makes it."""
+        """Release the value, and the function that makes it."""
         with self._lock:
             self._make = None
             self._made.clear()

@@ -1,4 +1,4 @@
-"""The processor of this machine, as Linux tells it."""
+"""The processor of this machine, as Linux reports it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 
 @functools.cache
 def processor_name() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     return _entry("model name") or platform.processor()
 
 
 @functools.cache
 def vendor() -> str:
-    """The vendor's name as x86 processors tell it; empty for others."""
+    """Return the vendor's name as x86 processors report it; empty for others."""
     return _entry("vendor_id")
 
 
 @functools.cache
 def has_feature(name: str) -> bool:
-    """Whether the processor has an instruction set, by Linux's name for it."""
+    """Return True if the processor has an instruction set, given by its name in Linux."""
     return name in (_entry("flags") or _entry("Features")).split()
 
 
 @functools.cache
 def processor_features() -> str:
-    """A digest of the instruction sets that the processor has, behind its architecture."""
+    """Return the processor's architecture, and a digest of its instruction sets."""
     features = _entry("flags") or _entry("Features") or platform.processor()
     return f"{platform.machine()} {hashlib.sha256(features.encode()).hexdigest()}"
 
 
 def _entry(name: str) -> str:
-    """What the first processor says under a name; empty where that is not known."""
+    """Return the first processor's entry of a name in /proc/cpuinfo; empty if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A line that says which phase of a long start-up runs, on a terminal: a live one where rich is installed."""
+"""A line on a terminal with the running phase of a long start-up; with rich it is updated in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import FrameType
 
 from torch2ort.log import is_shown
 
-# Before that nobody has begun to wonder.
+# Seconds before the line is shown: shorter start-ups need none.
 PATIENCE = 2.0
 _REFRESH = 0.2
 _DEBUGGERS = frozenset({"bdb", "pdb", "cmd", "code", "IPython.terminal.debugger", "pudb.debugger"})
@@ -26,7 +26,7 @@ def shown(name: str, now: Callable[[], tuple[str, float]]) -> Iterator[None]:
 
     Args:
         name: of the model.
-        now: the phase that runs, and the seconds since the beginning.
+        now: returns the running phase, and the seconds since the beginning.
     """
     if not _can_show():
         yield
@@ -54,7 +54,7 @@ def _can_show() -> bool:
 
 @functools.cache
 def _has_rich() -> bool:
-    """Whether rich is installed; it is imported when there is something to show."""
+    """Return True if rich is installed; it is imported only when the line is shown."""
     return importlib.util.find_spec("rich") is not None
 
 
@@ -72,7 +72,7 @@ def _show_plainly(
         if phase != shown_phase and not _is_debugged(watched):
             print(_line(name, phase, seconds), file=sys.stderr, flush=True)
             shown_phase = phase
-        # A line that was written stays, so phases that end soon get none.
+        # A written line cannot be erased, so short phases are not shown.
         done.wait(PATIENCE)
 
 
@@ -83,7 +83,7 @@ def _show_live(name: str, now: Callable[[], tuple[str, float]], done: threading.
         if _is_debugged(watched):
             done.wait(_REFRESH)
             continue
-        # What is printed meanwhile is the model's, and goes its own way.
+        # Output of the model's code is not redirected.
         with live_module.Live(
             console=console,
             transient=True,
@@ -102,7 +102,7 @@ def _line(name: str, phase: str, seconds: float) -> str:
 
 
 def _is_debugged(thread: int) -> bool:
-    """Whether a thread sits in a debugger, whose prompt nothing may write over."""
+    """Return True if a thread is in a debugger: the line must not overwrite its prompt."""
     frame: FrameType | None = sys._current_frames().get(thread)
     while frame is not None:
         if frame.f_globals.get("__name__") in _DEBUGGERS:

@@ -1,4 +1,4 @@
-"""Attributes of another library's modules and classes, replaced for a while."""
+"""Temporary replacement of attributes of another library's modules and classes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Give a module or a class other attributes inside of the block.
+    """Replace attributes of a module or class inside of the block.
 
     Args:
-        owner: the module or class, which all threads share: those that must not see the change have to be
-            told apart by the attributes themselves.
-        attributes: name -> value; each name is an attribute of ``owner`` already.
+        owner: the module or class. All threads share it: if some must not see the change, the new attributes
+            have to distinguish them.
+        attributes: name -> value; each name is an existing attribute of ``owner``.
     """
     before = {name: getattr(owner, name) for name in attributes}
     try:

@@ -1,4 +1,4 @@
-"""Where in the model's code something happened, and what its author can do there."""
+"""Lines of the model's code in which something happened, and remedies for its author."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterable
 
 from torch2ort.support.install_paths import below, folder_of, is_pythons, real_path
 
-# Packages whose code runs between a user's and an operator.
+# Packages whose code runs between the user's code and an operator.
 LIBRARIES = ("torch", "torch2ort", "onnxruntime", "optree")
-# Names that Python and torch give to code without a file. The rest was typed by somebody.
+# Names that Python and torch give to generated code without a file. Other such code is the user's.
 _MADE = ("<frozen ", "<eval_with_key>", "<__array_function__ ")
 
 
 def line_in(stack: Iterable[traceback.FrameSummary]) -> str:
-    """``file:line in function`` of the innermost frame that is the user's, or nothing."""
+    """Return ``file:line in function`` of the innermost frame of the user's code; empty without one."""
     frame = _innermost(stack)
     if frame is None:
         return ""
@@ -25,13 +25,13 @@ def line_in(stack: Iterable[traceback.FrameSummary]) -> str:
 
 
 def users_line(error: BaseException) -> str:
-    """`` at file:line in function`` of the innermost frame that is the user's."""
+    """Return `` at file:line in function`` of the innermost frame of the user's code; empty without one."""
     line = line_in(traceback.extract_tb(error.__traceback__))
     return f" at {line}" if line else ""
 
 
 def way_out(error: BaseException) -> str:
-    """What to do about code that reads a value out of a tensor, by what it reads it for."""
+    """Return the remedy for code that reads a value out of a tensor, by the purpose of the read."""
     stack = traceback.extract_tb(error.__traceback__)
     if any(_is_in(frame.filename, "torch", "distributions") for frame in stack):
         return (
@@ -43,18 +43,16 @@ def way_out(error: BaseException) -> str:
     if "layerdrop" in line:
         return "It leaves out layers at random. Set the layerdrop of the model's configuration to 0"
     if "label" in line:
-        return (
-            "It looks at the labels. Call the model without them, and compute the loss from what it returns"
-        )
+        return "It looks at the labels. Call the model without them, and compute the loss from its outputs"
     return (
         "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function. "
-        "torch.compile(model, backend='torch2ort') runs such code as it is, in several graphs"
+        "torch.compile(model, backend='torch2ort') runs such code unchanged, in several graphs"
     )
 
 
 @functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
-    """Whether a file is neither Python's nor torch's, torch2ort's or one of those that run between them."""
+    """Return True if a file is neither of Python's standard library nor of one of :data:`LIBRARIES`."""
     if file.startswith("<"):
         return not file.startswith(_MADE)
     return not is_pythons(real_path(file)) and not any(_is_in(file, library) for library in LIBRARIES)
@@ -67,5 +65,5 @@ def _is_in(file: str, library: str, *folders: str) -> bool:
 
 def _innermost(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
     frames = [f for f in stack if is_users(f.filename)]
-    # What a dataclass or a namedtuple generates is called so, and so is what `python -c` is given.
+    # "<string>" is the file of code that dataclasses and namedtuples generate, and of `python -c`.
     return next((f for f in reversed(frames) if f.filename != "<string>"), frames[-1] if frames else None)

@@ -1,7 +1,6 @@
-"""How long a model takes to start, by phase: timed always, told at the end.
+"""The duration of a model's start by phase: always measured, logged at the end.
 
-A phase that runs inside of another one interrupts it, so that the seconds of all phases add up to what was
-waited for.
+A phase that runs inside of another one interrupts it, so the seconds of all phases add up to the total.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ SESSION = "session"
 FIRST_RUN = "first run"
 
 PHASES = (LOOK_UP, IMPORTS, TRACE, TRANSLATE, SHAPES, DIFFERENTIATE, SESSION, FIRST_RUN)
-# What an export is made of, whatever runs the graph.
+# The phases of an export, whatever runs the graph.
 EXPORT = (LOOK_UP, IMPORTS, TRACE, TRANSLATE, SHAPES)
 
-# Seconds that are no start.
+# A start-up of fewer seconds is not logged.
 _NOTHING = 1e-3
 
 _P = ParamSpec("_P")
@@ -40,7 +39,7 @@ class Recording:
     """The phases of one stretch of work in one thread.
 
     Args:
-        owner: whose start-up it is a part of.
+        owner: the start-up that it is a part of.
     """
 
     def __init__(self, owner: Startup) -> None:
@@ -52,16 +51,16 @@ class Recording:
 
     @property
     def phase(self) -> str:
-        """The phase that runs."""
+        """The running phase; empty if none runs."""
         return self._open[-1] if self._open else ""
 
     def enter(self, phase: str) -> None:
-        """Begin a phase; the one around it waits."""
+        """Begin a phase; the enclosing one is interrupted."""
         self._charge()
         self._open.append(phase)
 
     def leave(self) -> None:
-        """End the phase that runs."""
+        """End the running phase."""
         self._charge()
         self._open.pop()
 
@@ -81,7 +80,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count what the block takes for a phase of the start-up that this thread works on, if it does.
+    """Add the time of the block to a phase of the start-up that this thread works on, if any.
 
     Args:
         name: one of :data:`PHASES`.
@@ -98,12 +97,12 @@ def phase(name: str) -> Iterator[None]:
 
 
 def current() -> Startup | None:
-    """The start-up that this thread works on."""
+    """Return the start-up that this thread works on; ``None`` if it works on none."""
     return None if _here.recording is None else _here.recording.owner
 
 
 def spent() -> float:
-    """Seconds that the start-up that this thread works on took so far; 0.0 if it works on none."""
+    """Return the seconds so far of the start-up that this thread works on; 0.0 if it works on none."""
     recording = _here.recording
     if recording is None:
         return 0.0
@@ -116,15 +115,15 @@ def timed(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 class Startup:
-    """What a model's start took so far.
+    """The duration of a model's start so far.
 
     Args:
         name: of the model.
 
     Attributes:
-        seconds: by phase, in the order of :data:`PHASES`; empty before anything was done.
-        expects_more: whether an engine builds its other half when that is asked for, so that the sum is told
-            then, or at the next call.
+        seconds: by phase, in the order of :data:`PHASES`; empty before the first phase.
+        expects_more: whether an engine will build its other half on request. The sum is then logged after
+            that, or at the next call.
     """
 
     def __init__(self, name: str) -> None:
@@ -136,10 +135,10 @@ class Startup:
 
     @contextlib.contextmanager
     def recording(self, name: str) -> Iterator[None]:
-        """Add what the block takes; inside of another such block of this thread it is a phase of that one.
+        """Add the time of the block; inside of another such block of this thread it is a phase of that one.
 
         Args:
-            name: the phase that counts what belongs to no other.
+            name: the phase of the time that belongs to no other phase.
         """
         outer = _here.recording
         if outer is not None and outer.owner is self:
@@ -159,7 +158,7 @@ class Startup:
                 self.seconds = {p: before.get(p, 0.0) + recording.seconds.get(p, 0.0) for p in PHASES}
 
     def add(self, name: str, seconds: float) -> None:
-        """Add what was measured elsewhere.
+        """Add seconds that were measured elsewhere.
 
         Args:
             name: the phase.
@@ -170,10 +169,10 @@ class Startup:
             self.seconds = {p: before.get(p, 0.0) for p in PHASES}
 
     def tell(self, level: int = logging.WARNING) -> None:
-        """Log what was added since the last time: one line, and at INFO a table.
+        """Log the time that was added since the last call: one line, and a table at INFO.
 
         Args:
-            level: of the line.
+            level: the level of the line.
         """
         with self._lock:
             what = "another graph was ready" if self._told else "ready"
@@ -189,7 +188,7 @@ class Startup:
 
 
 def table(seconds: Mapping[str, float]) -> str:
-    """A line per phase, with seconds and share."""
+    """Return a line per phase, with seconds and share."""
     total = sum(seconds.values()) or 1.0
     lines = [f"  {'phase':<14} {'seconds':>9} {'share':>7}"]
     lines += [f"  {p:<14} {s:>9.3f} {100 * s / total:>5.0f} %" for p, s in seconds.items()]

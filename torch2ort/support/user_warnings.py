@@ -1,4 +1,4 @@
-"""How torch2ort warns: at the line of the user's code that a warning is about."""
+"""Warnings of torch2ort, issued at the line of the user's code that they are about."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from types import FrameType
 from torch2ort.errors import Torch2OrtWarning
 from torch2ort.log import speaks
 
-# Code between the user's line and the warning: torch2ort itself, what calls it, and what it goes through.
+# Packages of the code between the user's line and the warning: torch2ort, its callers, and modules in
+# between.
 _BETWEEN = frozenset(
     {
-        "",  # code that was made, as torch.fx makes it
+        "",  # generated code, such as that of torch.fx
         "_frozen_importlib",
         "_frozen_importlib_external",
         "contextlib",
@@ -29,11 +30,11 @@ _BETWEEN = frozenset(
 def warn(message: str) -> None:
     """Issue a :class:`Torch2OrtWarning` at the innermost line that is neither torch2ort's nor torch's.
 
-    Levels of the stack cannot be counted: there are as many as torch, hooks and context managers put there.
-    Only ranks that speak warn: each would say the same.
+    The stack level of that line is unknown: torch, hooks and context managers add frames.
+    Only ranks that log (see :func:`torch2ort.log.speaks`) warn: all ranks would issue the same warning.
 
     Args:
-        message: the whole sentence.
+        message: the complete message.
     """
     if not speaks():
         return
@@ -44,13 +45,13 @@ def warn(message: str) -> None:
         frame.f_code.co_filename,
         frame.f_lineno,
         module=frame.f_globals.get("__name__", "<unknown>"),
-        # Where Python notes which warnings it has shown, as for `warnings.warn`.
+        # Python records the shown warnings there, as for `warnings.warn`.
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
 
 
 def _users_frame() -> FrameType:
-    """The innermost frame of the user's code; the outermost of all where a thread of a library runs."""
+    """Return the innermost frame of the user's code; the outermost frame in a thread of a library."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _package(frame) in _BETWEEN:
         frame = frame.f_back

@@ -1,7 +1,7 @@
-"""The versions that torch2ort was tested with, and what is said outside of them.
+"""The versions that torch2ort was tested with, and the messages for other versions.
 
-What torch2ort does hangs on private names of torch and of the ONNX packages, which any release may move: A
-name that is missing is named at import, and a version that nobody tried gets a warning.
+torch2ort depends on private names of torch and of the ONNX packages, which any release may change. A missing
+name raises an error at import, and an untested version causes a warning.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch2ort.support.user_warnings import warn
 
 @dataclass(frozen=True)
 class Tested:
-    """A range of releases, both ends in it.
+    """A range of tested releases, both ends included.
 
     Attributes:
-        first: the oldest one that the whole range was tested from.
+        first: the oldest one.
         last: the newest one.
     """
 
@@ -29,13 +29,13 @@ class Tested:
     last: tuple[int, ...]
 
     def holds(self, version: str) -> bool:
-        """Whether a version is one of these releases, or a patch of one."""
+        """Return True if a version is one of these releases, or a patch of one."""
         numbers = tuple(map(int, re.findall(r"\d+", version)[: len(self.last)]))
         return self.first <= numbers <= self.last
 
     @property
     def requirement(self) -> str:
-        """The range as pip takes it: ``>=2.11,<2.16``."""
+        """The range in pip's notation: ``>=2.11,<2.16``."""
         after = (*self.last[:-1], self.last[-1] + 1)
         return f">={_text(self.first)},<{_text(after)}"
 
@@ -43,7 +43,7 @@ class Tested:
         return f"{_text(self.first)} to {_text(self.last)}"
 
 
-# What the matrix of versions runs; pyproject.toml allows no others. A test compares the two.
+# The versions of the test matrix; pyproject.toml allows no others. A test compares the two.
 TESTED: Mapping[str, Tested] = {
     "torch": Tested((2, 11), (2, 15)),
     "onnxscript": Tested((0, 7), (0, 7)),
@@ -51,7 +51,7 @@ TESTED: Mapping[str, Tested] = {
 }
 
 
-# Each of them is imported as onnxruntime, out of the same folder.
+# Each of these distributions is imported as onnxruntime, from the same folder.
 RUNTIMES = ("onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime", "onnxruntime-gpu")
 
 
@@ -60,12 +60,12 @@ def _text(version: tuple[int, ...]) -> str:
 
 
 def installed(distribution: str) -> str:
-    """The version of an installed distribution."""
+    """Return the version of an installed distribution."""
     return metadata.version(distribution)
 
 
 def remedy(distribution: str) -> str:
-    """Which versions were tested and how to get one, as the end of a message."""
+    """Return the tested versions and how to install one, as the end of a message."""
     tested = TESTED[distribution]
     return (
         f"torch2ort was tested with {distribution} {tested}. "
@@ -74,24 +74,24 @@ def remedy(distribution: str) -> str:
 
 
 def warn_of_untested() -> None:
-    """Issue one warning a process for each package whose version nobody tried."""
+    """Issue one warning per process for each package whose version is untested."""
     for distribution, tested in TESTED.items():
         try:
             version = installed(distribution)
         except metadata.PackageNotFoundError:
-            # What runs training files needs none of them, and what does need one says so.
+            # Training files run without these packages; code that needs one raises its own error.
             continue
         if not tested.holds(version):
-            warn(f"{distribution} {version} is outside of what was tried. {remedy(distribution)}")
+            warn(f"{distribution} {version} is untested. {remedy(distribution)}")
 
 
 def warn_of_two_runtimes() -> None:
-    """Issue a warning where more than one onnxruntime is installed: the later one wrote over the earlier."""
+    """Issue a warning if more than one onnxruntime is installed: the later one overwrote the earlier."""
     found = dict(_runtimes())
     if len(found) > 1:
         warn(
             f"{' and '.join(f'{name} {version}' for name, version in found.items())} are both installed, and "
-            f"share one folder: what runs may be a mixture. Remove both with pip uninstall "
+            f"share one folder: its files may be a mixture. Remove both with pip uninstall "
             f"{' '.join(found)}, then install one of them"
         )
 
@@ -104,10 +104,10 @@ def _runtimes() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def private_names(distribution: str) -> Iterator[None]:
-    """Around the reading of private names at import: one that is missing gets a sentence.
+    """Return a context for reading private names at import that explains a missing name.
 
     Raises:
-        ImportError: a name is missing; says which, and the versions that have it.
+        ImportError: a name is missing; names it, and the versions that have it.
     """
     try:
         yield
@@ -119,10 +119,10 @@ def private_names(distribution: str) -> Iterator[None]:
 
 
 def need(owner: Any, *names: str) -> None:
-    """Check that a module or class has attributes, or that a class gives them to its instances.
+    """Check that a module or class has attributes, or that a class sets them on its instances.
 
     Raises:
-        AttributeError: names the first one that it has not.
+        AttributeError: an attribute is missing; names the first one.
     """
     for name in names:
         if not hasattr(owner, name) and not _sets(owner, name):
@@ -131,7 +131,7 @@ def need(owner: Any, *names: str) -> None:
 
 
 def _sets(owner: Any, name: str) -> bool:
-    """Whether a class's own code names an attribute, which is how an instance gets it."""
+    """Return True if a class's own code names or annotates an attribute, as code that sets it does."""
     classes = getattr(owner, "__mro__", ())
     codes = (getattr(value, "__code__", None) for one in classes for value in vars(one).values())
     annotated = any(name in getattr(one, "__annotations__", ()) for one in classes)

@@ -23,11 +23,9 @@ TRACED = (
 )
 BRANCHES = (
     "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function. "
-    "torch.compile(model, backend='torch2ort') runs such code as it is, in several graphs"
+    "torch.compile(model, backend='torch2ort') runs such code unchanged, in several graphs"
 )
-READS_LABELS = (
-    "It looks at the labels. Call the model without them, and compute the loss from what it returns"
-)
+READS_LABELS = "It looks at the labels. Call the model without them, and compute the loss from its outputs"
 LEAVES_OUT_LAYERS = "It leaves out layers at random. Set the layerdrop of the model's configuration to 0"
 
 Batch = dict[str, Any] | tuple[Any, ...]
