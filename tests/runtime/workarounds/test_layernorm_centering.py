@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 import torch2ort
 from tests.support.comparison import assert_same
 from tests.support.sweeps import thinned
+from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.optimized_model import run_as_it_is
 from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers, subtracts_mean
 
@@ -127,3 +129,24 @@ def test_a_graph_that_runs_as_it_is_is_started_without_a_trial_of_the_runtime():
     run_as_it_is(settings)
     assert disabled_optimizers(settings) == []
     assert subtracts_mean.cache_info().currsize == 0
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.norm(x + self.linear(x))
+
+
+@pytest.mark.skipif(private.version() < (1, 30), reason="has one loop for both kernels")
+def test_a_normalization_after_a_residual_has_the_vectorized_kernel(tmp_path):
+    model, x = Residual().eval(), torch.randn(2, 3, 8)
+    wrapped = torch2ort.ORTModule(model, options=torch2ort.Options(save_onnx_dir=tmp_path))
+    with torch.no_grad():
+        assert_same(wrapped(x), model(x), "output")
+    (file,) = tmp_path.glob("*_inference_optimized.onnx")
+    operators = {node.op_type for node in onnx.load(file).graph.node}
+    assert "LayerNormalization" in operators
+    assert "SkipLayerNormalization" not in operators
