@@ -226,7 +226,7 @@ class Packed(nn.Module):
 
 @family(
     "lstm_packed",
-    refused="... packs sequences, whose lengths are values inside a tensor, so one graph cannot stand for "
+    refused="... packs sequences, whose lengths are values inside a tensor, so one graph is not valid for "
     "every input. Give the padded sequences to the recurrent layer, and take each one's last output with "
     "torch.gather",
 )

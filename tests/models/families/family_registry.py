@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 READS = (
-    "{}: the model's Python code depends on a value inside a tensor at ..., so one graph cannot stand for "
+    "{}: the model's Python code depends on a value inside a tensor at ..., so one graph is not valid for "
     "every input (...). {}"
 )
 TRACED = (
