@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -64,8 +65,23 @@ def test_a_function_without_a_tensor_is_refused(wrap):
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.export(Model(), X) if wrap == "export" else torch2ort.ORTModule(Model())(X)
     assert str(caught.value) == (
-        f"{__name__}.Steps was called without a tensor, but a PythonOp node needs at least one as input; "
-        "pass it a tensor of the model's, such as the one whose sizes it takes"
+        f"{__name__}.Steps was called without a tensor, but a PythonOp node needs at least one as input. "
+        "Pass it a tensor of the model, such as the one whose sizes it uses"
+    )
+
+
+def test_a_tensor_that_forward_gives_to_numpy_is_refused():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x + torch.from_numpy(x.numpy())
+
+    with pytest.raises(torch2ort.ExportError) as caught:
+        torch2ort.export(Model(), X)
+    source, first = inspect.getsourcelines(Model.forward)
+    assert str(caught.value) == (
+        f"Model: forward calls .numpy() on a tensor at {__file__}:{first + 1} in forward "
+        f"({source[1].strip()}), and a trace has no values for NumPy. Compute with torch, or put that part "
+        f"of the model into a torch.autograd.Function"
     )
 
 

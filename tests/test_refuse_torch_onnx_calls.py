@@ -75,9 +75,9 @@ def test_sizes_of_two_names_that_have_to_be_equal_are_refused_with_what_to_write
         "  - The values of other = size(1, 0) and batch = size(0, 0) must always be equal.\n"
         "Suggested fixes:\n"
         "  other = batch\n"
-        "In dynamic_shapes give sizes that are equal one name, and a size its bounds, as in "
-        "torch.export.Dim('batch', min=2, max=512). Or give torch.export.Dim.AUTO, which finds both; calls "
-        "with other sizes are refused then"
+        "In dynamic_shapes use one name for sizes that are equal, and give a size its bounds, as in "
+        "torch.export.Dim('batch', min=2, max=512). Or pass torch.export.Dim.AUTO, which infers both; calls "
+        "with other sizes are then refused"
     )
 
 

@@ -15,14 +15,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PYTHON = sorted(path for room in ("torch2ort", "tests", "examples", "benchmarks") for path in (ROOT / room).rglob("*.py"))
+FOLDERS = ("torch2ort", "tests", "examples", "benchmarks", "tools", "docs")
+PYTHON = sorted({*ROOT.glob("*.py"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))})
 CPP = sorted(path for end in ("*.cpp", "*.h") for path in (ROOT / "runtime_ext").rglob(end))
-DOCUMENTS = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+DOCUMENTS = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")))
+    if "node_modules" not in path.parts
+)
 
-# A sentence's start: that of a text, of a paragraph, of an item or cell of a table, or after a full stop or a colon.
-_OPENING = re.compile(r"(?:\A|\n\s*\n|\n\s*[-*|] ?|[.!?:]\)?\s+|\| )[`*_\"(]*(What|Who|Whose|Whom|Which|Whether|How)\b(?!\?)")
-_PHRASES = ("anew", "affair", "hangs? on", "(?:has|have) a say", "(?:has|have) no say", "stands? for", "(?:goes|go) on", "nobody reads")
-_PHRASE = re.compile(rf"\b({'|'.join(phrase.replace(' ', chr(92) + 's+') for phrase in _PHRASES)})\b", re.IGNORECASE)
+# A sentence starts where a text, a paragraph, an item or a cell does, and after a full stop or a colon.
+_START = r"(?:\A|\n\s*\n|\n\s*[-*|] ?|[.!?:]\)?\s+|\| )"
+_OPENING = re.compile(_START + r"[`*_\"(]*(What|Who|Whose|Whom|Which|Whether|How)\b")
+_PHRASE = re.compile(
+    r"\b(anew|affair|h[au]ngs?\s+on|(?:has|have|had)\s+(?:a|no)\s+say|(?:stands?|stood)\s+for"
+    r"|(?:go|goes|going|went)\s+on|nobody\s+reads)\b",
+    re.IGNORECASE,
+)
 
 
 def faults(text: str) -> Iterator[str]:
@@ -35,10 +44,14 @@ def faults(text: str) -> Iterator[str]:
 def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the docstrings, messages and blocks of comments of a Python file, with their lines."""
     source = path.read_text()
-    for node in ast.walk(ast.parse(source)):
+    nodes = list(ast.walk(ast.parse(source)))
+    formatted = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in formatted for part in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
-            yield node.lineno, "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            texts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+            yield node.lineno, "".join(texts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             yield node.lineno, node.value
     lines = [
         (token.start[0], token.string.lstrip("#! "))
@@ -50,11 +63,13 @@ def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:
 
 def texts_of_cpp(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the blocks of comments and the messages of a C++ file, with their lines."""
-    lines = path.read_text().splitlines()
-    comments = [(number, line.split("//", 1)[1].strip("/! ")) for number, line in enumerate(lines, 1) if "//" in line]
+    comments = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        code, _, comment = line.partition("//")
+        if comment:
+            comments.append((number, comment.strip("/! ")))
+        yield from ((number, text) for text in re.findall(r'"((?:[^"\\]|\\.)*)"', code))
     yield from blocks(comments)
-    for number, line in enumerate(lines, 1):
-        yield from ((number, text) for text in re.findall(r'"((?:[^"\\]|\\.)* (?:[^"\\]|\\.)*)"', line.split("//", 1)[0]))
 
 
 def blocks(lines: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -81,7 +96,8 @@ def texts_of_document(path: Path) -> Iterator[tuple[int, str]]:
 def found_in(path: Path) -> list[str]:
     """Return the faults of a file, each with its line."""
     texts = {".py": texts_of_python, ".md": texts_of_document}.get(path.suffix, texts_of_cpp)
-    return [f"{path.relative_to(ROOT)}:{line}: {fault}" for line, text in texts(path) for fault in faults(text)]
+    place = path.relative_to(ROOT)
+    return [f"{place}:{line}: {fault}" for line, text in texts(path) for fault in faults(text)]
 
 
 @pytest.mark.parametrize("files", [PYTHON, CPP, DOCUMENTS], ids=["python", "cpp", "documents"])

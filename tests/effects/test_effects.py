@@ -902,8 +902,8 @@ def test_an_export_says_what_its_calls_do_not_leave():
     with pytest.warns(torch2ort.Torch2OrtWarning) as caught:
         exported = torch2ort.export(model, X)
     assert [str(w.message) for w in caught] == [
-        "Model: forward changes Model.log, which calls of the exported model do not do. Return what they are "
-        "to give"
+        "Model: forward changes Model.log, and calls of the exported model do not. Return the new value "
+        "from forward instead"
     ]
     assert model.log == []
     assert_same(exported(X), model(X).detach(), "output")

@@ -37,28 +37,28 @@ class InSteps(torch.autograd.Function):
 CASES = {
     "float8": (
         lambda model, h: Square.apply(h).to(torch.float8_e4m3fn).float(),
-        "aten._to_copy.default at {line} gives a tensor of torch.float8_e4m3fn",
+        "aten._to_copy.default at {line} returns a tensor of torch.float8_e4m3fn",
         INSIDE,
     ),
     "quantised": (
         lambda model, h: torch.ops.aten.quantize_per_tensor(h, 0.1, 0, torch.qint8).dequantize(),
-        "aten.quantize_per_tensor.default at {line} gives a tensor that is quantised",
+        "aten.quantize_per_tensor.default at {line} returns a tensor that is quantised",
         INSIDE,
     ),
     "sparse": (
         lambda model, h: torch.sparse.mm(Square.apply(h).to_sparse(), torch.ones(4, 4)),
-        "aten._to_sparse.default at {line} gives a tensor in the layout torch.sparse_coo",
+        "aten._to_sparse.default at {line} returns a tensor in the layout torch.sparse_coo",
         INSIDE,
     ),
     "a Function's float8": (
         lambda model, h: Packed.apply(h).float(),
-        f"{__name__}.Packed at {{line}} gives a tensor of torch.float8_e4m3fn",
-        "Return x.view(torch.uint8) and turn that back behind the call",
+        f"{__name__}.Packed at {{line}} returns a tensor of torch.float8_e4m3fn",
+        "Return x.view(torch.uint8) and convert that back after the call",
     ),
     "a Function of complex numbers": (
         lambda model, h: Square.apply(torch.complex(h, h)).abs(),
-        f"{Square.__module__}.Square at {{line}} takes a tensor of torch.complex64",
-        "Pass it torch.view_as_real(x) and turn that back inside of it",
+        f"{Square.__module__}.Square at {{line}} reads a tensor of torch.complex64",
+        "Pass it torch.view_as_real(x) and convert that back inside of it",
     ),
 }
 
@@ -94,9 +94,9 @@ def test_an_output_of_complex_numbers_is_refused(name, run):
     source, first = inspect.getsourcelines(Around.forward)
     line = f"{inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()}"
     assert re.fullmatch(
-        rf"the model returns torch\.{dtype} \(\w+ at {re.escape(line)}\), of which an output of an ONNX "
-        r"graph has pairs of real numbers\. Return torch\.view_as_real\(x\) and turn that back behind the "
-        r"call",
+        rf"the model returns torch\.{dtype} \(\w+ at {re.escape(line)}\), but outputs of an ONNX graph are "
+        r"real numbers\. Return torch\.view_as_real\(x\), and apply torch\.view_as_complex to the result of "
+        r"the call",
         str(caught.value),
     )
 
@@ -230,7 +230,7 @@ def test_a_function_that_gives_a_quantised_tensor_is_refused():
         torch2ort.export(Around(lambda model, h: Quantised.apply(h)), X)
     assert str(caught.value) == (
         f"{__name__}.Quantised: forward returned a quantised tensor as output 0, which cannot go from one "
-        f"node of an ONNX graph to another. Return x.dequantize() and turn that back behind the call"
+        f"node of an ONNX graph to another. Return x.dequantize() and quantise it again after the call"
     )
 
 

@@ -124,7 +124,10 @@ def test_a_damaged_file_is_named(saved):
     saved.write_bytes(content)
     with pytest.raises(torch2ort.ModelLoadError) as caught:
         torch2ort.load(saved, functions=[Square])
-    assert str(caught.value) == f"{saved}: it is damaged: its checksum is not that of what was saved"
+    assert str(caught.value) == (
+        f"{saved}: it is damaged, or not an ONNX model: its checksum differs from the one that was saved. "
+        f"Save the model again"
+    )
 
 
 def test_a_truncated_file_is_an_error_that_names_it(saved, tmp_path):
@@ -154,7 +157,8 @@ def test_damaged_weights_beside_the_file_are_an_error(saved_in_two):
     with pytest.raises(torch2ort.ModelLoadError) as caught:
         torch2ort.load(saved_in_two)
     assert str(caught.value) == (
-        f"{saved_in_two}: its data in model.onnx.data is damaged: the checksum is not that of what was saved"
+        f"{saved_in_two}: its data in model.onnx.data is damaged: the checksum differs from the one that was "
+        f"saved. Save the model again"
     )
 
 

@@ -75,9 +75,9 @@ def advice(error: Exception) -> str:
     if not are_bound(error):
         return ""
     return (
-        "\nIn dynamic_shapes give sizes that are equal one name, and a size its bounds, as in "
-        "torch.export.Dim('batch', min=2, max=512). Or give torch.export.Dim.AUTO, which finds both; calls "
-        "with other sizes are refused then"
+        "\nIn dynamic_shapes use one name for sizes that are equal, and give a size its bounds, as in "
+        "torch.export.Dim('batch', min=2, max=512). Or pass torch.export.Dim.AUTO, which infers both; calls "
+        "with other sizes are then refused"
     )
 
 

@@ -416,8 +416,8 @@ def _described(program: torch.export.ExportedProgram, call: FlatModel, capture: 
     assert call.output_schema is not None
     if call.dropped:
         warn(
-            f"{type(call.model).__name__}: forward {call.dropped}, which calls of the exported model do not "
-            f"do. Return what they are to give"
+            f"{type(call.model).__name__}: forward {call.dropped}, and calls of the exported model do not. "
+            f"Return the new value from forward instead"
         )
     guards = tuple(map(readable_condition, private.size_guards(program)))
     return Trace(
@@ -446,6 +446,11 @@ def _failure(model: torch.nn.Module, call: FlatModel, error: Exception) -> Expor
         return ExportError(
             f"{name}: forward makes a sparse tensor{users_line(error)}, which a graph cannot hold. Use "
             f"dense tensors, or put that part of the model into a torch.autograd.Function"
+        )
+    if ".numpy() is not supported" in str(error):
+        return ExportError(
+            f"{name}: forward calls .numpy() on a tensor{users_line(error)}, and a trace has no values for "
+            f"NumPy. Compute with torch, or put that part of the model into a torch.autograd.Function"
         )
     if isinstance(error.__context__, ExportError):
         # Dynamo adds lines to the error and wraps it in one of its own.

@@ -70,7 +70,8 @@ def read(path: Path) -> onnx.ModelProto:
     for location in locations if expected else ():
         if _digest(path.parent / location) not in expected:
             raise ModelLoadError(
-                f"its data in {location} is damaged: the checksum is not that of what was saved"
+                f"its data in {location} is damaged: the checksum differs from the one that was saved. "
+                f"Save the model again"
             )
     return model
 
@@ -79,7 +80,10 @@ def _check(content: bytes) -> None:
     if content[:1] == _FIRST_TAG:
         return
     if content[:_LENGTH] != _entry(hashlib.sha256(memoryview(content)[_LENGTH:]).hexdigest()):
-        raise ModelLoadError("it is damaged: its checksum is not that of what was saved")
+        raise ModelLoadError(
+            "it is damaged, or not an ONNX model: its checksum differs from the one that was saved. "
+            "Save the model again"
+        )
 
 
 def _digest(path: Path) -> str:

@@ -34,10 +34,10 @@ def refuse_unheld(program: torch.export.ExportedProgram) -> None:
         if node.target is _PYTHON_OP:
             inputs, key = node.args
             name = site_by_key(key).func_name
-            _refuse(name, node, "takes", inputs, "Pass it {} and turn that back inside of it")
-            _refuse(name, node, "gives", [node], "Return {} and turn that back behind the call")
+            _refuse(name, node, "reads", inputs, "Pass it {} and convert that back inside of it")
+            _refuse(name, node, "returns", [node], "Return {} and convert that back after the call")
         else:
-            _refuse(str(node.target), node, "gives", [node], _INSIDE)
+            _refuse(str(node.target), node, "returns", [node], _INSIDE)
     for value in program.graph_module.graph.output_node().args[0]:
         if isinstance(value, torch.fx.Node):
             _refuse_complex(value)
@@ -77,9 +77,9 @@ def _refuse_complex(value: torch.fx.Node) -> None:
     for tensor in _tensors(value):
         if tensor.is_complex():
             raise UnsupportedOperatorError(
-                f"the model returns {tensor.dtype} ({value.name} at {source_line(value)}), of which an "
-                f"output of an ONNX graph has pairs of real numbers. Return torch.view_as_real(x) and turn "
-                f"that back behind the call"
+                f"the model returns {tensor.dtype} ({value.name} at {source_line(value)}), but outputs of an "
+                f"ONNX graph are real numbers. Return torch.view_as_real(x), and apply "
+                f"torch.view_as_complex to the result of the call"
             )
 
 

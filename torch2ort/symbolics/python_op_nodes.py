@@ -127,7 +127,7 @@ class SiteNodes:
             # ONNX Runtime treats a node without inputs as a constant, and computes it once.
             raise ExportError(
                 f"{site.func_name} was called without a tensor, but a PythonOp node needs at least one as "
-                f"input; pass it a tensor of the model's, such as the one whose sizes it takes"
+                f"input. Pass it a tensor of the model, such as the one whose sizes it uses"
             )
         types = [ir.DataType.INT64, *(ir.DataType(ONNX_TYPES[t.dtype]) for t in site.known_result.tensors)]
         operator = "org.pytorch.aten::ATen" if site.internal else "com.microsoft::PythonOp"

@@ -80,7 +80,7 @@ class Boundary(torch.autograd.Function):
         """
         if torch.is_grad_enabled():
             raise EngineError(
-                "ORTModule: a backward with create_graph=True (double backward) was asked for; ONNX Runtime "
+                "ORTModule: a backward with create_graph=True (double backward) was requested; ONNX Runtime "
                 "computes first derivatives only. Run this model in eager PyTorch for higher derivatives"
             )
         if Autocast.is_on_now():

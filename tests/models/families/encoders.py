@@ -141,7 +141,7 @@ encoder(
     },
     # The number is unused later, but the model's user can read it.
     warns="FunnelForMaskedLM: forward changes FunnelForMaskedLM.funnel.encoder.attention_structure.seq_len, "
-    "which calls of the exported model do not do. Return what they are to give",
+    "and calls of the exported model do not. Return the new value from forward instead",
 )
 encoder(
     "convbert",

@@ -388,8 +388,8 @@ def _refuse_quantised_tensors(site: Site, values: tuple[Any, ...], quantised: li
         if any(value is tensor for tensor in quantised):
             raise ExportError(
                 f"{site.func_name}: forward returned a quantised tensor as output {i}, which cannot go from "
-                f"one node of an ONNX graph to another. Return x.dequantize() and turn that back behind the "
-                f"call"
+                f"one node of an ONNX graph to another. Return x.dequantize() and quantise it again after "
+                f"the call"
             )
 
 
