@@ -234,13 +234,13 @@ def test_warnings_are_issued_in_one_place() -> None:
     assert broken(issuing) == {}
 
 
-def test_the_changelog_says_why_each_dependency_came_in() -> None:
+def test_the_decisions_state_the_reason_for_each_dependency() -> None:
     requirements = list(project()["dependencies"])
     for extra in project()["optional-dependencies"].values():
         requirements += extra
     names = {re.match(r"[\w.-]+", requirement).group() for requirement in requirements} - {"torch2ort"}
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert {name for name in names if f"`{name}`" not in changelog} == set()
+    decisions = (ROOT / "docs" / "decisions.md").read_text()
+    assert {name for name in names if f"`{name}`" not in decisions} == set()
 
 
 def test_what_the_package_imports_is_declared() -> None:
