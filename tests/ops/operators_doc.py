@@ -13,28 +13,30 @@ from tests.ops.sweep import Outcome, run
 
 INTRODUCTION = """# Operators
 
-The {total} small uses of PyTorch's operators in `tests/ops`, and where they run: each of them trains with
-eager PyTorch's outputs and gradients (float32, CPU, rtol 1e-4, atol 1e-5), or is refused by name before the
-first step.
-`python -m tests.ops.operators_doc` writes this page; a test keeps it up to date.
+This page lists the {total} small uses of PyTorch's operators in `tests/ops`, and the implementation that
+runs each of them. Each use trains with eager PyTorch's outputs and gradients (float32, CPU, rtol 1e-4, atol
+1e-5), or is refused by name before the first step. `python -m tests.ops.operators_doc` writes this page; a
+test keeps it up to date.
 
-- **ONNX**: {onnx} are ONNX operators in an exported graph.
-- **PyTorch's kernel**: {kernel} run, wholly or partly, in PyTorch's own kernels, called by the graph like a
-  custom Function. Random numbers are always PyTorch's: `torch.manual_seed` gives what it gives in eager.
-- **refused**: {refused} raise `ExportError` (mostly `UnsupportedOperatorError`).
+- **ONNX**: {onnx} uses are ONNX operators in an exported graph.
+- **PyTorch's kernel**: {kernel} uses run, partly or completely, in PyTorch's own kernels, which the graph
+  calls like a custom Function. Random numbers always come from PyTorch, so `torch.manual_seed` has the same
+  effect as in eager.
+- **refused**: {refused} uses raise `ExportError` (mostly `UnsupportedOperatorError`).
 
-Whatever else a model uses is treated the same way: an operator with an exact translation is ONNX, any other
-ATen operator is given to PyTorch's kernel, and what fits into no graph is refused. In the graphs of a
-training step each operator that is not on the list in `torch2ort/differentiate/step_target.py` runs in
-PyTorch's kernel, too.
+The same rule applies to all other operators. An operator with an exact translation is ONNX, any other ATen
+operator runs in PyTorch's kernel, and an operator that fits into no graph is refused. In the graphs of a
+training step, PyTorch's kernels also run all operators that are not listed in
+`torch2ort/differentiate/step_target.py`.
 
-PyTorch's own samples of its operators, more than 600, run in exported files and in training in four types
-(`tests/ops/test_opinfo.py`, a part of `make test-long`). A *file* has operators of ONNX for more of them than
-this page says: where these are near eager's results, a session of torch2ort's runs PyTorch's kernel, and the
-file holds the operators ([stock_runtime.md](stock_runtime.md)). `python -m tests.ops.plain_files` compares
-each sample with `torch.onnx.export`, in `float32`, `int64` and `bool`: what that writes in ONNX with eager's
-results, a file does, too, but for 17 samples that it names with the reason. `torch.sort`, `argsort` and
-`topk` leave it open in which order equal values come; so it is here, and with `stable=True` it is eager's.
+PyTorch's own samples of its operators, more than 600, run in exported files and in training in four dtypes
+(`tests/ops/test_opinfo.py`, a part of `make test-long`). An exported *file* contains ONNX operators for
+more of them than this page lists: if their results are close to eager's, a torch2ort session runs PyTorch's
+kernel, and the file contains the ONNX operators ([stock_runtime.md](stock_runtime.md)).
+`python -m tests.ops.plain_files` compares each sample with `torch.onnx.export`, in `float32`, `int64` and
+`bool`: a file is ONNX wherever torch.onnx.export writes ONNX with eager's results, except for 17 samples
+that it lists with the reason. `torch.sort`, `argsort` and `topk` do not specify the order of equal values,
+here as in PyTorch; with `stable=True` the order is eager's.
 """
 
 
