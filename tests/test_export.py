@@ -234,7 +234,7 @@ def test_a_branch_on_a_tensors_value_is_refused_with_its_line():
         torch2ort.ExportError, match=r"depends on a value inside a tensor at .*test_export\.py:\d+"
     ) as caught:
         torch2ort.export(Calls(branch), torch.randn(2, 4))
-    assert "Use torch.where or torch.cond instead of the branch" in str(caught.value)
+    assert "Use torch.where instead of the branch" in str(caught.value)
 
 
 def test_a_model_whose_export_fails_is_let_go():

@@ -45,7 +45,7 @@ def way_out(error: BaseException) -> str:
     if "label" in line:
         return "It looks at the labels. Call the model without them, and compute the loss from its outputs"
     return (
-        "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function. "
+        "Use torch.where instead of the branch, or move the code into an autograd.Function. "
         "torch.compile(model, backend='torch2ort') runs such code unchanged, in several graphs"
     )
 

@@ -22,7 +22,7 @@ TRACED = (
     "PyTorch, such as a mask, or put that part of the model into a torch.autograd.Function"
 )
 BRANCHES = (
-    "Use torch.where or torch.cond instead of the branch, or move the code into an autograd.Function. "
+    "Use torch.where instead of the branch, or move the code into an autograd.Function. "
     "torch.compile(model, backend='torch2ort') runs such code unchanged, in several graphs"
 )
 READS_LABELS = "It looks at the labels. Call the model without them, and compute the loss from its outputs"
