@@ -16,7 +16,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.capture.dim_specs import flat_dim_specs
-from torch2ort.capture.plain_tensors import ordinary, refuse_tensors
+from torch2ort.capture.plain_tensors import as_plain_leaf, refuse_tensors
 from torch2ort.capture.sample_call import Call
 from torch2ort.capture.torch_modes import Modes
 from torch2ort.errors import ExportError
@@ -122,7 +122,7 @@ def _exported(
     bound = signature.bind(args, keywords)
     tensors, schema = io_schema.flatten(bound)
     refuse_tensors(tensors, schema)
-    tensors = [ordinary(t) for t in tensors]
+    tensors = [as_plain_leaf(t) for t in tensors]
     dim_specs = flat_dim_specs(bound, dynamic_shapes, len(tensors))
     call = Call(signature, tensors, schema, Modes.now(), dim_specs)
     startup = Startup(type(model).__name__)

@@ -159,8 +159,8 @@ class TracedCode(TorchFunctionMode):
                 f"recurrent layer, and take each one's last output with torch.gather"
             )
         stands = recurrent.stand_in(func, args, onednn=self._onednn)
-        stands = stands or undeclared_view_ops.stand_in(func, args, kwargs or {})
-        stands = stands or distribution_checks.stand_in(func, args)
+        stands = stands or undeclared_view_ops.replacement_for(func, args, kwargs or {})
+        stands = stands or distribution_checks.replacement_for(func, args)
         return self._noted(func, (stands or func)(*args, **(kwargs or {})))
 
     def _noted(self, func: Any, result: Any) -> Any:

@@ -20,7 +20,7 @@ from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.fx_insert import insert_call
 from torch2ort.program.internal_ops import must_compute, python_number
-from torch2ort.program.keep_raising_ops import have_computed
+from torch2ort.program.keep_raising_ops import force_computation
 from torch2ort.program.runtime_assertions import CONDITIONS, drop_conditions
 from torch2ort.sizes import expressions
 from torch2ort.sizes.symbols import expression_of, has_hint, is_number, raw_expression, size_hint
@@ -70,7 +70,7 @@ def keep_sizes(graph: torch.fx.Graph) -> None:
     sizes = graph.find_nodes(op="call_function", target=_SIZE)
     for tensor in dict.fromkeys(node.args[0] for node in sizes if not has_hint(node.meta["val"])):
         with graph.inserting_before(tensor.next):
-            have_computed(graph, tensor)
+            force_computation(graph, tensor)
 
 
 def _settled(node: torch.fx.Node, way_out: str) -> int | torch.SymInt:

@@ -20,7 +20,7 @@ from torch2ort.differentiate.split import Half, Split, copied_node, placeholder_
 from torch2ort.differentiate.symbolic_shapes import SizeNodes, carried, settle_sizes, symbols_in, written
 from torch2ort.dynamo.unsupported_graphs import refuse
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.program.keep_raising_ops import have_computed
+from torch2ort.program.keep_raising_ops import force_computation
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.sizes import expressions
 
@@ -216,7 +216,7 @@ def _parts(graph_module: torch.fx.GraphModule) -> _Parts:
     for node in graph.find_nodes(op="call_function", target=_PYTHON_OP):
         if node.meta["val"] and parts.tokens.keys() >= node.users.keys():
             with graph.inserting_before(node.next):
-                have_computed(graph, node)
+                force_computation(graph, node)
     return parts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch2ort.cache.key.write_only_state import NOTHING, Unread
-from torch2ort.effects.value_templates import Recipe
+from torch2ort.effects.value_templates import ValueTemplate
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Named
 
 
@@ -60,13 +60,13 @@ class KeysWritten(Write):
     """
 
     holder: Named
-    sets: dict[Any, Recipe]
+    sets: dict[Any, ValueTemplate]
     gone: tuple[Any, ...]
     cleared: bool = False
 
     def do(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> None:
         """See :meth:`Write.do`."""
-        values = {key: recipe.make(tensors, made) for key, recipe in self.sets.items()}
+        values = {key: template.make(tensors, made) for key, template in self.sets.items()}
         owner = self.owner
         if not isinstance(owner, dict):
             contents = {**self.holder.read(), **values}
@@ -102,12 +102,12 @@ class ItemsWritten(Write):
         whole: True if all other items are removed.
     """
 
-    new: list[Recipe]
+    new: list[ValueTemplate]
     whole: bool
 
     def do(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> None:
         """See :meth:`Write.do`."""
-        values = [recipe.make(tensors, made) for recipe in self.new]
+        values = [template.make(tensors, made) for template in self.new]
         if self.whole:
             self.owner.clear()
         self.owner.extend(values)
@@ -136,13 +136,13 @@ class Effects:
     Attributes:
         writes: the writes, in the order in which they were found.
         unread: the places among them that forward does not read before it writes them.
-        taken: changes that are made once, with the graph, which remains valid with them.
+        one_time_writes: changes that are made once, with the graph, which remains valid with them.
         constants: True if other values than tensors are written.
     """
 
     writes: tuple[Write, ...] = ()
     unread: Unread = field(default=NOTHING)
-    taken: tuple[Write, ...] = ()
+    one_time_writes: tuple[Write, ...] = ()
     constants: bool = False
 
     def __bool__(self) -> bool:
@@ -158,7 +158,7 @@ class Effects:
         """The dictionaries and lists that are written to."""
         return [write.owner for write in self.writes]
 
-    def leave(self, tensors: Sequence[torch.Tensor]) -> None:
+    def apply(self, tensors: Sequence[torch.Tensor]) -> None:
         """Repeat the writes with the tensors of a run."""
         made: dict[int, Any] = {}
         for write in self.writes:
@@ -190,18 +190,18 @@ class Effects:
         return replace(self, writes=tuple(writes), unread=unread)
 
     @property
-    def need_a_trial(self) -> bool:
+    def needs_eager_check(self) -> bool:
         """True if a run is necessary to find out that the effects are the same in each call."""
         return self.constants or any(not write.is_unread(self.unread) for write in self.writes)
 
     def forget(self) -> None:
         """Release the previous contents of the places."""
-        for write in (*self.writes, *self.taken):
+        for write in (*self.writes, *self.one_time_writes):
             write.holder.before = type(write.holder.before)()
 
-    def take(self) -> None:
+    def apply_one_time_writes(self) -> None:
         """Make the changes that the graph remains valid with."""
-        for write in self.taken:
+        for write in self.one_time_writes:
             write.do((), {})
 
 

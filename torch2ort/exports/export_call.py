@@ -16,7 +16,7 @@ from torch2ort.graph.graph import GraphSignature
 from torch2ort.graph.interface import Interface
 from torch2ort.log import logger, quiet
 from torch2ort.options import Options
-from torch2ort.program.autocast_casts import settle_autocast
+from torch2ort.program.autocast_casts import insert_autocast_casts
 from torch2ort.program.detach_range_bounds import detach_bounds
 from torch2ort.program.program import Program
 from torch2ort.program.target import Target
@@ -57,7 +57,7 @@ def export_call(
         if traced.outside and (target.is_trained or lost):
             _refuse_outside(model, traced.outside)
         with off():
-            sites = settle_autocast(
+            sites = insert_autocast_casts(
                 traced.program.graph_module, model, target, gradients=call.modes.gradients
             )
             traced.sites.update({site.key: site for site in sites})

@@ -21,7 +21,7 @@ from torch2ort.graph.refinements import drop_exact
 from torch2ort.graph.weights import with_weights
 from torch2ort.portable.body_sizes import settle_sizes
 from torch2ort.portable.probe import WAY_OUT
-from torch2ort.program.autocast_casts import settle_autocast
+from torch2ort.program.autocast_casts import insert_autocast_casts
 from torch2ort.program.detach_range_bounds import detach_bounds
 from torch2ort.program.inline_autograd_functions import NotInlinedError, applied, refuse_to_inline
 from torch2ort.program.target import Target
@@ -91,7 +91,7 @@ def body_of(
         with applied(site, counts=True) as function:
             forward = _Forward(site, function)
             found = trace(forward, call, training=False)
-            sites = settle_autocast(found.program.graph_module, forward, target, gradients=False)
+            sites = insert_autocast_casts(found.program.graph_module, forward, target, gradients=False)
             found.sites.update({own.key: own for own in sites})
             detach_bounds(found.program.graph_module)
             graph, weights = lower(forward, found, schema, target)

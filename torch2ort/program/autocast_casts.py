@@ -36,7 +36,7 @@ _REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
 _CASTS_INSIDE = frozenset({aten._trilinear.default, aten.linalg_pinv.atol_rtol_tensor})
 
 
-def settle_autocast(
+def insert_autocast_casts(
     graph_module: torch.fx.GraphModule, model: torch.nn.Module, target: Target, *, gradients: bool
 ) -> list[Site]:
     """Insert autocast's casts in front of the operators of a program, and of the regions in it.

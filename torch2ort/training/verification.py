@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
-from torch2ort.capture.plain_tensors import ordinary, ordinary_tensors
-from torch2ort.effects import EffectError, Watched
+from torch2ort.capture.plain_tensors import as_plain_leaf, plain_leaf_tensors
+from torch2ort.effects import EffectError, SideEffectRecorder
 from torch2ort.errors import EngineError
 from torch2ort.graph.identical_inputs import as_passed, identical
 from torch2ort.pythonop.abstract_run.object_rollback import Generators, untouched
@@ -42,9 +42,9 @@ class Verification:
         schema: io_schema.Schema,
         tensors: Sequence[torch.Tensor],
     ) -> None:
-        with ordinary_tensors(model):
+        with plain_leaf_tensors(model):
             eager = copy.deepcopy(model)
-        copies = [ordinary(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+        copies = [as_plain_leaf(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
         self._inputs = as_passed(copies, identical(tensors))
         args, kwargs = signature.unbind(io_schema.unflatten(self._inputs, schema))
         held = Snapshot([(type(eager).__name__, eager)], code=False).values()
@@ -53,7 +53,7 @@ class Verification:
         with (
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
             Undone(self._own),
-            Watched(eager, None, left=True) as watched,
+            SideEffectRecorder(eager, None, left=True) as watched,
         ):
             outputs: Any = eager.forward(*args, **kwargs)
             with contextlib.suppress(EffectError):  # effects of Functions are not compared

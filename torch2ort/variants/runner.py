@@ -147,7 +147,7 @@ class Runner:
             verification.check_outputs(outputs)
         returned = len(program.interface.outputs.leaves)
         if program.effects:
-            program.effects.leave(outputs[returned:])
+            program.effects.apply(outputs[returned:])
             assumed.guards.accept_entries(program.effects.owners)
         return program.interface.result(bound, outputs[:returned])
 
