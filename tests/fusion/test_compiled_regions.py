@@ -191,7 +191,9 @@ def test_a_library_for_all_sizes_is_compared_for_several(wrong, where):
 @compiles
 def test_a_library_in_the_cache_that_does_not_load_is_made_again(libraries, tmp_path, monkeypatch):
     made = compile.make([TEXT])[TEXT]
-    damaged = compile.Made(made.run, compile.Kept(made.kept.data, {"regions.so": b"another machine's"}))
+    damaged = compile.Made(
+        made.run, compile.EntryContent(made.kept.data, {"regions.so": b"another machine's"})
+    )
     with monkeypatch.context() as patched:
         patched.setattr(compiled_regions, "make", lambda texts: {text: damaged for text in texts})
         compiled_regions.compiled([TEXT], Store(tmp_path))
@@ -329,8 +331,8 @@ def test_a_sum_that_pytorch_rounds_on_the_way_may_be_exact(libraries, folder):
 
 def test_a_library_that_computes_something_else_is_not_used(libraries, monkeypatch):
     made = {
-        TEXT: compile.Made(lambda tensors: [tensors[0] + 1], compile.Kept({}, {})),
-        OTHER: compile.Made(decode_region(OTHER).run, compile.Kept({}, {})),
+        TEXT: compile.Made(lambda tensors: [tensors[0] + 1], compile.EntryContent({}, {})),
+        OTHER: compile.Made(decode_region(OTHER).run, compile.EntryContent({}, {})),
     }
     monkeypatch.setattr(compiled_regions, "make", lambda texts: made)
     with pytest.warns(torch2ort.Torch2OrtWarning) as warned:

@@ -13,7 +13,7 @@ from torch2ort.cache.key.key import (
 )
 from torch2ort.cache.key.packages import package_of_module
 from torch2ort.cache.key.write_only_state import NOTHING, Unread
-from torch2ort.cache.store.graph_entries import Kept, Shelf, keep
+from torch2ort.cache.store.graph_entries import EntryContent, GraphEntries, store_entry
 from torch2ort.cache.store.store import RefusedError, Store
 
 __all__ = [
@@ -21,19 +21,19 @@ __all__ = [
     "Armed",
     "Change",
     "Dependencies",
-    "Kept",
+    "EntryContent",
+    "GraphEntries",
     "Key",
     "RefusedError",
-    "Shelf",
     "Store",
     "Unkeyable",
     "Unread",
     "Written",
     "dependencies",
     "global_hook_tables",
-    "keep",
     "named_tensors",
     "package_of_module",
+    "store_entry",
     "tensor_of",
     "words",
 ]

@@ -16,8 +16,8 @@ from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.differentiate.assigned_buffers import read_from_copies
 from torch2ort.differentiate.boolean_masks import share_positions
 from torch2ort.differentiate.grad_reachability import Reach, traced_reach
-from torch2ort.differentiate.item_calls import take_read_numbers
-from torch2ort.differentiate.lstm_layers import settle_workspaces, take_apart
+from torch2ort.differentiate.item_calls import replace_read_numbers
+from torch2ort.differentiate.lstm_layers import decompose_lstms, settle_workspaces
 from torch2ort.differentiate.opaque_ops import keep_whole
 from torch2ort.differentiate.symbolic_shapes import Replay, check_assumed, keep_sizes, settle_sizes
 from torch2ort.differentiate.unsupported_dtypes import refuse_sparse_and_complex
@@ -227,10 +227,10 @@ def _prepared(
     drop_guesses(program.graph)
     placeholders = program.graph.find_nodes(op="placeholder")
     differentiated = [n for n, r in zip(placeholders, required, strict=True) if r]
-    take_read_numbers(program.graph, has_kernels=has_kernels)
+    replace_read_numbers(program.graph, has_kernels=has_kernels)
     keep_sizes(program.graph)
     if has_kernels:
-        take_apart(program.graph)
+        decompose_lstms(program.graph)
     sites = keep_whole(program.graph, differentiated, if_differentiated=not has_kernels)
     device = _device_of(placeholders) if has_kernels else torch.device("cpu")
     _refuse(program.graph, device, carrying(program.graph, differentiated))
@@ -242,8 +242,8 @@ def _prepared(
             program.graph.erase_node(node)
     share_positions(program.graph)
     _stop_gradients(program.graph)
-    written = _give_written(program.graph, required)
-    _give_unread(program.graph)
+    written = _return_written(program.graph, required)
+    _return_unused_draws(program.graph)
     return program, sites, written
 
 
@@ -261,7 +261,7 @@ def _stop_gradients(graph: torch.fx.Graph) -> None:
             node.replace_input_with(read, stopped)
 
 
-def _give_written(graph: torch.fx.Graph, required: Sequence[bool]) -> list[int]:
+def _return_written(graph: torch.fx.Graph, required: Sequence[bool]) -> list[int]:
     """Make the program write into copies of inputs that require a gradient, and return the new values.
 
     Autograd does not see these writes, but the joint trace would ask for a gradient of the new value.
@@ -287,7 +287,7 @@ def _give_written(graph: torch.fx.Graph, required: Sequence[bool]) -> list[int]:
     return positions
 
 
-def _give_unread(graph: torch.fx.Graph) -> None:
+def _return_unused_draws(graph: torch.fx.Graph) -> None:
     """Make the program return random numbers that are unused, as the joint trace would drop the draw."""
     result = graph.output_node()
     read = {result}

@@ -25,7 +25,7 @@ _LSTM = 2
 _LAYER = aten.mkldnn_rnn_layer.default
 
 
-def take_apart(graph: torch.fx.Graph) -> None:
+def decompose_lstms(graph: torch.fx.Graph) -> None:
     """Replace calls of LSTMs by calls of their layers, where eager PyTorch runs these.
 
     Args:

@@ -69,7 +69,7 @@ class CompiledGraph:
             passing = _passing(interface, len(lowered.outputs))
             fed = {n: s for n, s in zip(lowered.inputs, passing.sources, strict=True) if isinstance(s, int)}
             originals = original_feeds(lowered.proto.graph, lowered.calls, fed)
-            bindings.give(originals)
+            bindings.set_originals(originals)
             self._has_originals = bool(originals)
             self._session = HalfSession(
                 name, lowered, bindings, options, passing, frees_early=kind == "backward"

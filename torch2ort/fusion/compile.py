@@ -21,7 +21,7 @@ import torch
 
 from torch2ort._torch import inductor as private
 from torch2ort.cache.key.export_lock import exclusive
-from torch2ort.cache.store.graph_entries import Kept
+from torch2ort.cache.store.graph_entries import EntryContent
 from torch2ort.cache.store.store import Entry
 from torch2ort.fusion.cpp_source import Program, program_of, text_of
 from torch2ort.fusion.inductor_kernels import Kernel, UnknownCodeError, lowered
@@ -59,7 +59,7 @@ class Made:
     """
 
     run: Run
-    kept: Kept
+    kept: EntryContent
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,9 @@ def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
             logger.info("fused regions are not compiled to a library: %s", _said(error))
             return made | dict.fromkeys(programs, Unmade(_said(error)))
     files = {_LIBRARY: library}
-    return made | {t: Made(run, Kept({"program": _encoded(run.program)}, files)) for t, run in runs.items()}
+    return made | {
+        t: Made(run, EntryContent({"program": _encoded(run.program)}, files)) for t, run in runs.items()
+    }
 
 
 @timed(SESSION)
@@ -159,7 +161,7 @@ def _in_a_package(text: str) -> Made | Unmade:
             path = folder / _PACKAGE
             private.compile_package(region.run, _samples(region), path, threads=_threads())
             package = path.read_bytes()
-        return Made(_package(package), Kept({}, {_PACKAGE: package}))
+        return Made(_package(package), EntryContent({}, {_PACKAGE: package}))
     except Exception as error:  # likewise
         return Unmade(_said(error))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch2ort.cache.key.key import Key
-from torch2ort.cache.store.graph_entries import keep
+from torch2ort.cache.store.graph_entries import store_entry
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import EngineError
 from torch2ort.fusion.accuracy_check import difference
@@ -98,6 +98,6 @@ def obtained(texts: Sequence[str], store: Store | None) -> dict[str, Run | None]
         if differs:
             warn(f"Options(fuse=True): a compiled region is not used, as its {differs}.")
         elif store is not None:
-            keep(store, keys[text], "fused region", made.kept)
+            store_entry(store, keys[text], "fused region", made.kept)
         found[text] = None if differs else made.run
     return found

@@ -74,7 +74,7 @@ class Engine:
         copied: positions of the feeds that the model itself writes to and that backward reads: backward reads
             a copy that is made before the write.
         weights: names of the tensors that are fed after the model's inputs.
-        moving: detects feeds whose memory in backward differs from that in forward.
+        moved_feeds: detects feeds whose memory in backward differs from that in forward.
 
     Raises:
         UnsupportedOperatorError: the engine does not support an operator of the program.
@@ -106,7 +106,7 @@ class Engine:
         originals = original_feeds(plan.half.proto.graph, plan.half.calls, fed)
         self._has_originals = bool(originals)
         self._bindings = Bindings(options.providers)
-        self._bindings.give(originals)
+        self._bindings.set_originals(originals)
         self._forward = self._half_session(
             "forward",
             plan.half,
@@ -120,7 +120,7 @@ class Engine:
                 tuple(plan.donated),
             ),
             readable=self._names_of_inputs(),
-            shelf=self._plans.shelf,
+            graph_entries=self._plans.graph_entries,
         )
         self._saved_feeds = _saved_by_functions(plan, fed, originals)
         self._feed_count = len(self._signature.feeds)
@@ -133,11 +133,11 @@ class Engine:
         self.conditions = plan.conditions
         self.copied = tuple(i for i in plan.needed if i in written)
         self.weights = tuple(self._signature.weights.values())
-        self.moving = MovingFeeds()
+        self.moved_feeds = MovingFeeds()
         if self._startup is not None:
             self._startup.expects_more = True
 
-    def anew(self) -> Engine:
+    def with_new_sessions(self) -> Engine:
         """Return the same engine with sessions of its own."""
         return type(self)(*self._made_of, self._plans)
 
@@ -281,7 +281,7 @@ class Engine:
                     frees_early=True,
                     donated=self._forward.passing.donated,
                     readable=self._names_in_backward(plan),
-                    shelf=self._plans.shelf,
+                    graph_entries=self._plans.graph_entries,
                 )
         known = self._backwards[missing] = _Backward(plan, session, self._reached(plan, ()))
         return known

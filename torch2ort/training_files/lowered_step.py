@@ -19,7 +19,7 @@ from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.program.effect_order import order_after
 from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
-from torch2ort.runtime.workarounds import exact
+from torch2ort.runtime.workarounds import apply_exact_workarounds
 from torch2ort.symbolics.value_names import name_interface
 from torch2ort.training_files.step_graph import StepGraph
 
@@ -74,7 +74,7 @@ def lower_step(made: StepGraph, target: Target, functions: dict[str, Site]) -> P
     model = ir.from_proto(lowered.proto)
     _tie_derivatives(model.graph, lowered)
     return Part(
-        exact(ir.to_proto(model)),
+        apply_exact_workarounds(ir.to_proto(model)),
         tuple(made.inputs),
         tuple(made.outputs),
         made.constants,

@@ -169,7 +169,7 @@ class Runner:
                 with self.startup.recording(DIFFERENTIATE):
                     variant.training_engine()
             with profile.tracer.tracing():
-                self._watched[id(variant)] = variant.anew()
+                self._watched[id(variant)] = variant.with_new_sessions()
         with profile.tracer.tracing():
             return _fetched(self._watched[id(variant)], assumed, verification, feeds)
 

@@ -114,10 +114,10 @@ class Variant:
         """True if a size that the graph accepts varies."""
         return any(isinstance(size, str) for dims in self.program.interface.sizes.dims for size in dims)
 
-    def anew(self) -> Variant:
+    def with_new_sessions(self) -> Variant:
         """Return the same graph with a new engine, whose sessions are created now; this one keeps its own."""
         with off():
-            training = None if self._training is None else self._training.anew()
+            training = None if self._training is None else self._training.with_new_sessions()
         return replace(self, _training=training, _inference=None)
 
     def training_engine(self) -> Engine:
