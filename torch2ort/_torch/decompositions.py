@@ -126,7 +126,7 @@ def _with_formulas() -> tuple[OpOverload, ...]:
     return tuple(target for target in targets if _FORMULA_KEYS[0] in target.py_kernels)
 
 
-def taken_apart() -> list[OpOverload]:
+def decomposed_for_autograd() -> list[OpOverload]:
     """Return operators with a kernel and a derivative of their own that a trace decomposes for autograd."""
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key
     own = [o for o in _with_formulas() if not is_composite(o.name(), "CompositeImplicitAutograd")]
@@ -144,7 +144,7 @@ def resized_size(size: Sequence[Any], wanted: Sequence[Any] | None, scales: Sequ
 
 
 @contextmanager
-def formulas_met(formulas: Mapping[OpOverload, Callable[..., Any] | None]) -> Iterator[None]:
+def autograd_formulas_replaced(formulas: Mapping[OpOverload, Callable[..., Any] | None]) -> Iterator[None]:
     """Replace autograd's formulas of operators in a trace; one thread at a time.
 
     Args:

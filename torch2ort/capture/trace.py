@@ -57,10 +57,10 @@ from torch2ort.pythonop.interception import Capture
 from torch2ort.pythonop.self_test import check_interception
 from torch2ort.sizes.unbacked_sizes import (
     Conditions,
+    assumes_equal_sizes,
     conditions,
     expands_unknown,
     readable_condition,
-    takes_for_equal,
 )
 from torch2ort.support.source_lines import line_in, users_line, way_out
 from torch2ort.support.user_warnings import warn
@@ -337,7 +337,7 @@ def _guesses_a_size(traced: Trace) -> bool:
     """Return True if the trace may have guessed the size of a Function that runs on real tensors only."""
     if expands_unknown(traced.program) is not None:
         return True
-    return takes_for_equal(traced.program) and any(map(gives_size_of_one, traced.sites.values()))
+    return assumes_equal_sizes(traced.program) and any(map(gives_size_of_one, traced.sites.values()))
 
 
 def _with_reads(

@@ -93,7 +93,7 @@ class Reach:
         """
         return self._known_of(outputs, undefined)[1]
 
-    def arrivals(
+    def defined_output_gradients(
         self, call: str, outputs: Iterable[int], undefined: Collection[Edge] = ()
     ) -> tuple[bool, ...] | None:
         """Return which gradients autograd passes to the backward of a Function.

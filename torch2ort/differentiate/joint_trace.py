@@ -44,7 +44,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.symbols import is_number
-from torch2ort.sizes.unbacked_sizes import forget_assumed, forget_new_sizes
+from torch2ort.sizes.unbacked_sizes import clear_deferred_asserts, forget_new_sizes
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL
 
@@ -162,7 +162,7 @@ def trace_joint(
             arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
         # Symbols and assumptions of earlier traces, whose sizes are in no tensor of this one.
         forget_new_sizes(program.graph)
-        forget_assumed(program.graph)
+        clear_deferred_asserts(program.graph)
         flat = _Flat(program)
         joint = private.joint_graph(flat, arguments, mode)
     settle_workspaces(joint.graph)

@@ -107,7 +107,7 @@ class LibraryKernel(Function):
         is_abstract = private.is_abstract(tensors)
         is_watched = not (is_abstract or call.random or text in _DRAW_NOTHING)
         with (
-            private.from_the_top() if is_abstract else _AS_IT_IS,
+            private.with_autograd_and_autocast() if is_abstract else _AS_IT_IS,
             _drawing_nothing(text) if is_watched else _AS_IT_IS,
         ):
             if any(ctx.needs_input_grad):

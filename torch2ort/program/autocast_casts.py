@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch2ort._torch import decompositions as private
-from torch2ort._torch.dispatch import Recorded, has_autocast, traced
+from torch2ort._torch.dispatch import OperatorRecorder, has_autocast, traced
 from torch2ort._torch.fake_tensors import FakeTensor
 from torch2ort.capture.autocast import NOTE
 from torch2ort.errors import UnsupportedOperatorError
@@ -335,7 +335,7 @@ class _Probe:
                 (self._node.args, self._node.kwargs), given.__getitem__
             )
             names = {id(value): n for n, value in given.items() if isinstance(value, torch.Tensor)}
-            recorded = Recorded()
+            recorded = OperatorRecorder()
             # A cached cast would be missing in the next run.
             with entered(None if state is None else state._replace(cache=False)), recorded:
                 try:

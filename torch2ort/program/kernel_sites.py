@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import fake_tensors as private
-from torch2ort._torch.dispatch import KEEPS_WHAT_LIES_IN_ROWS, OpOverload
+from torch2ort._torch.dispatch import SAVES_LU_BY_LAYOUT, OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.custom_ops import is_of_library
 from torch2ort.kernels.functions import (
@@ -310,7 +310,7 @@ def _call_of(
             number = value.meta["val"]
             if isinstance(number, torch.Tensor):
                 source, order = value, None
-                if target in KEEPS_WHAT_LIES_IN_ROWS and not number.is_contiguous():
+                if target in SAVES_LU_BY_LAYOUT and not number.is_contiguous():
                     source, order = _columns_in_rows(node, value)
                 elif permutes and (any_order or operator_name(node) in _READ_ANY_ORDER):
                     source, order = unpermuted(value)

@@ -202,7 +202,7 @@ class Engine:
         run = state.run
         run.keeps = keep
         run.undefined.clear()
-        run.arrivals = lambda site: self._plan.reach.arrivals(
+        run.arrivals = lambda site: self._plan.reach.defined_output_gradients(
             self._call(site), plan.given, [(self._call(key), argument) for key, argument in run.undefined]
         )
         kept = state.kept

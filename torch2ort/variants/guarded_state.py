@@ -24,7 +24,7 @@ from torch2ort.variants.shape_variants import Family
 
 
 @dataclass(eq=False)
-class Assumed:
+class GuardedState:
     """One state, and the graphs made from it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Assumed:
         self.states = [replace(self.found, walk=None)]
         self.guards = self.found.armed(self.written)
 
-    def is_made_from(self, found: Dependencies) -> bool:
+    def matches(self, found: Dependencies) -> bool:
         """Return True if ``found`` is an equal state."""
         return any(not found.changes(state, self.written) for state in self.states)
 
@@ -80,7 +80,7 @@ class _FunctionsRun:
                 self._guards.note_written(changed, self._before)
 
 
-class Assumptions:
+class GuardedStates:
     """The states of a model that graphs were made from.
 
     Args:
@@ -99,7 +99,7 @@ class Assumptions:
         self._reads_strides = self._reads_offsets = False
         # True if code may read the exact type of a value, or check which tensors are parameters.
         self.asks_types = self._asks_parameters = False
-        self._known: dict[Hashable, list[Assumed]] = {}
+        self._known: dict[Hashable, list[GuardedState]] = {}
         self._written = Written()
         self._tensors: tuple[Armed, int, tuple[str, ...], list[torch.Tensor]] | None = None
         # The guard that failed when a state was found for the first time.
@@ -112,7 +112,7 @@ class Assumptions:
 
     def now(
         self, key: Hashable, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
-    ) -> tuple[Assumed, int]:
+    ) -> tuple[GuardedState, int]:
         """Return the present state of the model.
 
         Args:
@@ -140,8 +140,12 @@ class Assumptions:
 
     @exclusive.looking()
     def _walked(
-        self, key: Hashable, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, known: list[Assumed]
-    ) -> tuple[Assumed, int]:
+        self,
+        key: Hashable,
+        tensors: Sequence[torch.Tensor],
+        schema: io_schema.Schema,
+        known: list[GuardedState],
+    ) -> tuple[GuardedState, int]:
         walked: list[tuple[Unread, Dependencies]] = []
 
         def walk(unread: Unread) -> Dependencies:
@@ -160,14 +164,14 @@ class Assumptions:
             known = self._under(key, tensors)
         for position, assumed in enumerate(known):
             found = walk(assumed.unread)
-            if assumed.is_made_from(found):
+            if assumed.matches(found):
                 assumed.guards, assumed.found = found.armed(self._written), None
                 known.insert(0, known.pop(position))
                 return assumed, 0
-        known.insert(0, Assumed(walk(NOTHING), self._written))
+        known.insert(0, GuardedState(walk(NOTHING), self._written))
         return known[0], len(known)
 
-    def _under(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> list[Assumed]:
+    def _under(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> list[GuardedState]:
         """Return the states to choose from, the last used first."""
         strides, offset = self._reads_strides, self._reads_offsets
         memory = tuple([memory_form(tensor, strides=strides, offset=offset) for tensor in tensors])
@@ -176,7 +180,7 @@ class Assumptions:
 
     @exclusive.looking()
     def after_export(
-        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
+        self, assumed: GuardedState, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
     ) -> None:
         """Accept changes made by the trace itself as the same state: it runs forward, which may write.
 
@@ -200,7 +204,7 @@ class Assumptions:
             assumed.guards = found.armed(self._written)
 
     def for_key(
-        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
+        self, assumed: GuardedState, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
     ) -> Dependencies:
         """Return all dependencies of a graph of the present state, for the key of the export cache.
 
@@ -213,7 +217,7 @@ class Assumptions:
             return assumed.found
         return self._walk(tensors, schema, NOTHING)
 
-    def weights(self, assumed: Assumed) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+    def weights(self, assumed: GuardedState) -> tuple[tuple[str, ...], list[torch.Tensor]]:
         """Return the names of the model's parameters and buffers, and their present tensors.
 
         ``assumed`` is the present state. The tuple is the same object as long as the tensors are the same.

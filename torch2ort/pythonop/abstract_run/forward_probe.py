@@ -58,7 +58,7 @@ class Watch(private.TorchDispatchMode):
 
     Args:
         own: the memory of the tensors that ``forward`` gets.
-        decided: returns the number of data-dependent sizes in the tensors' trace; ``None`` for real tensors.
+        unbacked_sizes: counts the data-dependent sizes in the tensors' trace; ``None`` for real tensors.
         most: the largest number of operators in a run, in which operators that other processes wait for are
             not
             allowed; by default, real tensors have no limit, and all operators are allowed.
@@ -67,14 +67,14 @@ class Watch(private.TorchDispatchMode):
     def __init__(
         self,
         own: Sequence[StorageWeakRef] = (),
-        decided: Callable[[], int] | None = None,
+        unbacked_sizes: Callable[[], int] | None = None,
         most: int | None = None,
     ) -> None:
         super().__init__()
-        self._most = _MOST_OPERATORS if most is None and decided is not None else most
+        self._most = _MOST_OPERATORS if most is None and unbacked_sizes is not None else most
         self._operators = 0
-        self._is_alone, self._decided = most is not None, decided
-        self._decided_before = 0 if decided is None else decided()
+        self._is_alone, self._unbacked_sizes = most is not None, unbacked_sizes
+        self._unbacked_sizes_before = 0 if unbacked_sizes is None else unbacked_sizes()
         self.uses_rng = False
         self.written: set[StorageWeakRef] = set()
         self._own = set(own)
@@ -98,7 +98,10 @@ class Watch(private.TorchDispatchMode):
             raise EndedRun(f"it runs more than {self._most} operators")
         if self._is_alone and func.namespace in _COLLECTIVE:
             raise EndedRun(f"it calls {func}")
-        if self._decided is not None and self._decided() - self._decided_before > _MOST_DECIDED_SIZES:
+        if (
+            self._unbacked_sizes is not None
+            and self._unbacked_sizes() - self._unbacked_sizes_before > _MOST_DECIDED_SIZES
+        ):
             raise EndedRun(f"it makes more than {_MOST_DECIDED_SIZES} sizes that values decide")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -257,12 +260,12 @@ def _describe(
     around: AbstractContextManager[Any],
 ) -> tuple[Observation, list[weakref.ref[torch.Tensor]]]:
     """Run ``forward`` and describe the run, of which only ``context`` is kept afterwards."""
-    from torch2ort.sizes.symbols import decided_sizes, is_value  # sympy is slow to import
+    from torch2ort.sizes.symbols import is_value, unbacked_size_counter  # sympy is slow to import
 
     positions = site.tensor_positions
     versions = [private.version_of(t) for t in tensors]
     by_position = dict(zip(positions, tensors, strict=True))
-    watch, asked = Watch(storages, decided_sizes(tensors)), Questions(by_position)
+    watch, asked = Watch(storages, unbacked_size_counter(tensors)), Questions(by_position)
     with watch.ending(), watch, asked, around:
         returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)
