@@ -48,9 +48,9 @@ from torch2ort.graph.scalar_inputs import with_numbers
 from torch2ort.log import DEVINFO, logger
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run import inferer_validation
-from torch2ort.pythonop.abstract_run.fake_run import gives_size_of_one
+from torch2ort.pythonop.abstract_run.fake_run import has_output_of_size_one
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
-from torch2ort.pythonop.abstract_run.object_rollback import untouched
+from torch2ort.pythonop.abstract_run.object_rollback import restoring_state
 from torch2ort.pythonop.abstract_run.original_tensors import Originals
 from torch2ort.pythonop.abstract_run.sample_tensors import NeedsSample, Sample
 from torch2ort.pythonop.interception import Capture
@@ -314,7 +314,7 @@ def _in_eagers_words(model: torch.nn.Module, error: Exception, run: Callable[[],
     if isinstance(error, (Torch2OrtError, UserError)) or not _is_of_forward(error):
         return None
     try:
-        with untouched(type(model).__name__, model, code=True):
+        with restoring_state(type(model).__name__, model, code=True):
             run()
     except Exception as own:
         return None if type(own) is type(error) and str(own) == str(error) else own
@@ -337,7 +337,7 @@ def _guesses_a_size(traced: Trace) -> bool:
     """Return True if the trace may have guessed the size of a Function that runs on real tensors only."""
     if expands_unknown(traced.program) is not None:
         return True
-    return assumes_equal_sizes(traced.program) and any(map(gives_size_of_one, traced.sites.values()))
+    return assumes_equal_sizes(traced.program) and any(map(has_output_of_size_one, traced.sites.values()))
 
 
 def _with_reads(
@@ -370,7 +370,7 @@ def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sampl
     model = call.model
     with contextlib.ExitStack() as stack:
         # torch.export replaces values of the model's attributes by copies.
-        stack.enter_context(untouched(type(model).__name__, model, code=False))
+        stack.enter_context(restoring_state(type(model).__name__, model, code=False))
         stack.enter_context(plain_leaf_tensors(model))
         stack.enter_context(traceable_modules(model))
         stack.enter_context(private.no_hooks_left())

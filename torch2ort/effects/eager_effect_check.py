@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from torch2ort import io_schema
-from torch2ort.cache.key.write_only_state import Unread
+from torch2ort.cache.key.write_only_state import WriteOnlyState
 from torch2ort.effects.reachable_state import ReachableState, repr_of
 from torch2ort.effects.side_effects import ItemsWritten, KeysWritten, Write
 from torch2ort.effects.state_diff import REQUIRES_GRAD, SETTINGS, EffectError, added, settings, switch_back
@@ -26,7 +26,7 @@ Run = Callable[[], Any]
 
 
 def verify_effects_in_eager(
-    model: torch.nn.Module, writes: Sequence[Write], unread: Unread, run: Run
+    model: torch.nn.Module, writes: Sequence[Write], unread: WriteOnlyState, run: Run
 ) -> tuple[Write, ...]:
     """Run forward twice, and compare its effects.
 
@@ -63,7 +63,7 @@ def verify_effects_in_eager(
     return tuple(kept)
 
 
-def _settles(write: Write, unread: Unread, held: list[Any]) -> bool:
+def _settles(write: Write, unread: WriteOnlyState, held: list[Any]) -> bool:
     before, first, second = held
     if isinstance(write, KeysWritten):
         skipped = unread.of(write.owner)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.cache.key.write_only_state import NOTHING, Unread
+from torch2ort.cache.key.write_only_state import NOTHING, WriteOnlyState
 from torch2ort.effects.value_templates import ValueTemplate
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Named
 
@@ -39,7 +39,7 @@ class Write:
         """The dictionary or list that is written to."""
         return self.holder.value
 
-    def is_unread(self, unread: Unread) -> bool:
+    def is_unread(self, unread: WriteOnlyState) -> bool:
         """Return True if all keys and items of the write are in ``unread``."""
         return id(self.owner) in unread.containers
 
@@ -83,7 +83,7 @@ class KeysWritten(Write):
         """See :meth:`Write.owner`."""
         return self.holder.entries
 
-    def is_unread(self, unread: Unread) -> bool:
+    def is_unread(self, unread: WriteOnlyState) -> bool:
         """See :meth:`Write.is_unread`."""
         return super().is_unread(unread) or unread.of(self.owner) >= self.sets.keys()
 
@@ -141,7 +141,7 @@ class Effects:
     """
 
     writes: tuple[Write, ...] = ()
-    unread: Unread = field(default=NOTHING)
+    unread: WriteOnlyState = field(default=NOTHING)
     one_time_writes: tuple[Write, ...] = ()
     constants: bool = False
 
@@ -164,7 +164,7 @@ class Effects:
         for write in self.writes:
             write.do(tensors, made)
 
-    def with_reads(self, unread: Unread, cleared: frozenset[int]) -> Effects:
+    def with_reads(self, unread: WriteOnlyState, cleared: frozenset[int]) -> Effects:
         """Return these effects with the results of a search for places that forward reads.
 
         Args:
@@ -179,14 +179,14 @@ class Effects:
                 lost.add(id(write.owner))
             kept.append(write)
         names = {key: found for key, found in unread.names.items() if key not in lost}
-        unread = Unread(names, unread.containers - lost, unread.alive)
+        unread = WriteOnlyState(names, unread.containers - lost, unread.alive)
         return replace(self, writes=tuple(kept), unread=unread)
 
     def of(self, writes: Sequence[Write]) -> Effects:
         """Return the effects of some of the writes."""
         owners = {id(write.owner) for write in writes}
         names = {key: found for key, found in self.unread.names.items() if key in owners}
-        unread = Unread(names, self.unread.containers & owners, self.unread.alive)
+        unread = WriteOnlyState(names, self.unread.containers & owners, self.unread.alive)
         return replace(self, writes=tuple(writes), unread=unread)
 
     @property

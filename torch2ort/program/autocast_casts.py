@@ -26,7 +26,7 @@ from torch2ort.program.gradient_flow import carrying, is_required
 from torch2ort.program.kernel_sites import SiteMaker
 from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.autocast import Autocast, entered
+from torch2ort.pythonop.autocast import Autocast, autocast_context
 from torch2ort.support.provenance import origin_of, source_line
 
 aten = torch.ops.aten
@@ -214,7 +214,7 @@ class _Settler:
         def run(*values: Any) -> Any:
             given = dict(zip(inputs, values, strict=True))
             arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
-            with entered(state._replace(cache=False)):
+            with autocast_context(state._replace(cache=False)):
                 return node.target(*arguments, **keywords)  # type: ignore[operator]
 
         values = [n.meta["val"] for n in inputs]
@@ -337,7 +337,7 @@ class _Probe:
             names = {id(value): n for n, value in given.items() if isinstance(value, torch.Tensor)}
             recorded = OperatorRecorder()
             # A cached cast would be missing in the next run.
-            with entered(None if state is None else state._replace(cache=False)), recorded:
+            with autocast_context(None if state is None else state._replace(cache=False)), recorded:
                 try:
                     self._node.target(*arguments, **keywords)  # type: ignore[operator]
                 except (RuntimeError, TypeError):

@@ -30,7 +30,7 @@ from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.runtime_assertions import READS
 from torch2ort.program.unsupported_custom_ops import refuse_unsupported_custom_op
 from torch2ort.pythonop import TENSOR, Site
-from torch2ort.pythonop.abstract_run.fake_run import share_run
+from torch2ort.pythonop.abstract_run.fake_run import copy_abstract_run
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.caught_exceptions import handlers_around
 from torch2ort.pythonop.interception import internal_site
@@ -225,7 +225,7 @@ class SiteMaker:
         self.sites.append(site)
         shapes = tuple(str(n.meta["val"].shape) for n in inputs)
         like = (function, site.arguments, site.needs_input_grad, autocast, shapes)
-        share_run(self._firsts.setdefault(like, site), site)
+        copy_abstract_run(self._firsts.setdefault(like, site), site)
         with self._graph.inserting_before(node):
             call = self._node(node, _PYTHON_OP, (inputs, site.key))
             count = len(call.meta["val"])

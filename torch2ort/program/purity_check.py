@@ -20,7 +20,7 @@ from torch2ort.effects.reachable_state import FunctionState
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.io_calls import in_front_of_calls_outside
 from torch2ort.pythonop.abstract_run.object_rollback import Generators, change
-from torch2ort.pythonop.abstract_run.tensor_rollback import Undone, places
+from torch2ort.pythonop.abstract_run.tensor_rollback import TensorRollback, places
 
 # A state that no Function sets by chance.
 _SEED = 0x70726F6265
@@ -83,7 +83,7 @@ class PurityObserver:
         """Observe a method of the Function that is called inside, with these arguments."""
         own = [a for a in arguments if self._counts and type(a) is torch.Tensor]
         torch.default_generator.manual_seed(_SEED)
-        with Undone(own) as undone:
+        with TensorRollback(own) as undone:
             try:
                 with in_front_of_calls_outside(functools.partial(self._end, method)):
                     yield

@@ -14,9 +14,9 @@ from torch2ort.capture.plain_tensors import as_plain_leaf, plain_leaf_tensors
 from torch2ort.effects import EffectError, SideEffectRecorder
 from torch2ort.errors import EngineError
 from torch2ort.graph.identical_inputs import as_passed, identical
-from torch2ort.pythonop.abstract_run.object_rollback import Generators, untouched
+from torch2ort.pythonop.abstract_run.object_rollback import Generators, restoring_state
 from torch2ort.pythonop.abstract_run.object_snapshot import Snapshot
-from torch2ort.pythonop.abstract_run.tensor_rollback import Undone
+from torch2ort.pythonop.abstract_run.tensor_rollback import TensorRollback
 
 RTOL = 1e-3
 ATOL = 1e-5
@@ -52,7 +52,7 @@ class Verification:
         # Effects of forward on objects and tensors outside of the copy are undone.
         with (
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-            Undone(self._own),
+            TensorRollback(self._own),
             SideEffectRecorder(eager, None, left=True) as watched,
         ):
             outputs: Any = eager.forward(*args, **kwargs)
@@ -114,8 +114,8 @@ class Verification:
         try:
             with (
                 torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-                untouched(type(self._eager).__name__, self._eager, code=True),
-                Undone(self._own),
+                restoring_state(type(self._eager).__name__, self._eager, code=True),
+                TensorRollback(self._own),
             ):
                 found: Sequence[torch.Tensor | None] = torch.autograd.grad(
                     outputs, inputs, grad_outputs, allow_unused=True, retain_graph=True

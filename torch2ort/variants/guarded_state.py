@@ -15,9 +15,9 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.cache.key.export_lock import exclusive
-from torch2ort.cache.key.guards import Armed, Change, Written
+from torch2ort.cache.key.guards import ActiveGuards, Change, FunctionWrittenPlaces
 from torch2ort.cache.key.key import Dependencies, Unkeyable, dependencies, named_tensors
-from torch2ort.cache.key.write_only_state import NOTHING, Unread
+from torch2ort.cache.key.write_only_state import NOTHING, WriteOnlyState
 from torch2ort.errors import ExportError
 from torch2ort.sizes.memory_layout import memory_form
 from torch2ort.variants.shape_variants import Family
@@ -37,16 +37,16 @@ class GuardedState:
     """
 
     found: Dependencies | None
-    written: Written
-    unread: Unread = NOTHING
+    written: FunctionWrittenPlaces
+    unread: WriteOnlyState = NOTHING
     family: Family = field(default_factory=Family)
     states: list[Dependencies] = field(init=False)
-    guards: Armed = field(init=False)
+    guards: ActiveGuards = field(init=False)
 
     def __post_init__(self) -> None:
         assert self.found is not None
         self.states = [replace(self.found, walk=None)]
-        self.guards = self.found.armed(self.written)
+        self.guards = self.found.arm_guards(self.written)
 
     def matches(self, found: Dependencies) -> bool:
         """Return True if ``found`` is an equal state."""
@@ -65,7 +65,7 @@ class _FunctionsRun:
 
     __slots__ = ("_before", "_exports", "_guards")
 
-    def __init__(self, guards: Armed) -> None:
+    def __init__(self, guards: ActiveGuards) -> None:
         self._guards = guards
 
     def __enter__(self) -> None:
@@ -100,8 +100,8 @@ class GuardedStates:
         # True if code may read the exact type of a value, or check which tensors are parameters.
         self.asks_types = self._asks_parameters = False
         self._known: dict[Hashable, list[GuardedState]] = {}
-        self._written = Written()
-        self._tensors: tuple[Armed, int, tuple[str, ...], list[torch.Tensor]] | None = None
+        self._written = FunctionWrittenPlaces()
+        self._tensors: tuple[ActiveGuards, int, tuple[str, ...], list[torch.Tensor]] | None = None
         # The guard that failed when a state was found for the first time.
         self.change: Change | None = None
 
@@ -146,9 +146,9 @@ class GuardedStates:
         schema: io_schema.Schema,
         known: list[GuardedState],
     ) -> tuple[GuardedState, int]:
-        walked: list[tuple[Unread, Dependencies]] = []
+        walked: list[tuple[WriteOnlyState, Dependencies]] = []
 
-        def walk(unread: Unread) -> Dependencies:
+        def walk(unread: WriteOnlyState) -> Dependencies:
             found = next((found for known, found in walked if known == unread), None)
             if found is None:
                 found = self._walk(tensors, schema, unread)
@@ -165,7 +165,7 @@ class GuardedStates:
         for position, assumed in enumerate(known):
             found = walk(assumed.unread)
             if assumed.matches(found):
-                assumed.guards, assumed.found = found.armed(self._written), None
+                assumed.guards, assumed.found = found.arm_guards(self._written), None
                 known.insert(0, known.pop(position))
                 return assumed, 0
         known.insert(0, GuardedState(walk(NOTHING), self._written))
@@ -180,7 +180,11 @@ class GuardedStates:
 
     @exclusive.looking()
     def after_export(
-        self, assumed: GuardedState, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
+        self,
+        assumed: GuardedState,
+        tensors: Sequence[torch.Tensor],
+        schema: io_schema.Schema,
+        unread: WriteOnlyState,
     ) -> None:
         """Accept changes made by the trace itself as the same state: it runs forward, which may write.
 
@@ -197,11 +201,11 @@ class GuardedStates:
             # Other parts of the walk's result count as state.
             found = self._walk(tensors, schema, unread)
             assumed.states, assumed.unread = [replace(found, walk=None)], unread
-            assumed.guards = found.armed(self._written)
+            assumed.guards = found.arm_guards(self._written)
         elif assumed.states[0].is_partial or assumed.guards.accept() is not None:
             found = self._walk(tensors, schema, unread)
             assumed.states.append(replace(found, walk=None))
-            assumed.guards = found.armed(self._written)
+            assumed.guards = found.arm_guards(self._written)
 
     def for_key(
         self, assumed: GuardedState, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
@@ -232,7 +236,7 @@ class GuardedStates:
         return kept[2], kept[3]
 
     def _walk(
-        self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
+        self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: WriteOnlyState
     ) -> Dependencies:
         try:
             found = dependencies(

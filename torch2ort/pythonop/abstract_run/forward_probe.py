@@ -14,10 +14,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import ExportError
-from torch2ort.pythonop.abstract_run.layout_queries import Questions
+from torch2ort.pythonop.abstract_run.layout_queries import QueryObserver
 from torch2ort.pythonop.abstract_run.object_snapshot import built_in
 from torch2ort.pythonop.abstract_run.tensor_rollback import memory
-from torch2ort.pythonop.autocast import entered
+from torch2ort.pythonop.autocast import autocast_context
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 
@@ -51,7 +51,7 @@ _MOST_DECIDED_SIZES = 8
 _COLLECTIVE = frozenset({"c10d", "_c10d_functional", "symm_mem"})
 
 
-class Watch(private.TorchDispatchMode):
+class OperatorObserver(private.TorchDispatchMode):
     """Observer of operators that draw from the random generator, and of the memory that operators write to.
 
     A tensor's version does not show writes: they are not counted below autograd, where fake tensors run.
@@ -141,7 +141,7 @@ def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -
     function = site.function
     if function is None:
         raise ExportError(f"{site.func_name}: this Function is not resolved to a class, so it cannot run")
-    with private.with_autograd(), torch.no_grad(), entered(site.autocast):
+    with private.with_autograd(), torch.no_grad(), autocast_context(site.autocast):
         if private.uses_setup_context(function):
             outputs = function.forward(*arguments)
             function.setup_context(context, tuple(arguments), outputs)
@@ -198,12 +198,12 @@ class Observation:
     storages: tuple[StorageWeakRef, ...]
     made: tuple[weakref.ref[torch.Tensor], ...]
     found: tuple[StorageWeakRef, ...]
-    asked: Questions
+    asked: QueryObserver
     backward: tuple[bool, bool] = (True, False)
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class BackwardInputs:
     """Context and tensors that ``forward`` left for ``backward``.
 
     Attributes:
@@ -219,7 +219,7 @@ class Left:
 
 def observe(
     site: Site, tensors: list[torch.Tensor], around: AbstractContextManager[Any] | None = None
-) -> tuple[Observation, Left]:
+) -> tuple[Observation, BackwardInputs]:
     """Run ``forward`` on ``tensors`` (a list that this empties), and observe all that the graph depends on.
 
     Args:
@@ -243,7 +243,7 @@ def observe(
     kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
     held = tuple(i for i, storage in enumerate(observation.storages) if not storage.expired())
     result = replace(observation.result, kept=kept, kept_results=held)
-    return replace(observation, result=result), Left(context, references, outputs)
+    return replace(observation, result=result), BackwardInputs(context, references, outputs)
 
 
 def _require_gradients(site: Site, tensors: list[torch.Tensor]) -> None:
@@ -265,7 +265,7 @@ def _describe(
     positions = site.tensor_positions
     versions = [private.version_of(t) for t in tensors]
     by_position = dict(zip(positions, tensors, strict=True))
-    watch, asked = Watch(storages, unbacked_size_counter(tensors)), Questions(by_position)
+    watch, asked = OperatorObserver(storages, unbacked_size_counter(tensors)), QueryObserver(by_position)
     with watch.ending(), watch, asked, around:
         returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)
