@@ -25,7 +25,7 @@ from torch2ort.exports.build import build
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.node_provenance import kernels_said
 from torch2ort.graph.refinements import kernels_in_files
-from torch2ort.graph.weights import frozen
+from torch2ort.graph.weights import freeze
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
 from torch2ort.portable.weight_functions import computed
@@ -133,8 +133,8 @@ def _exported(
         graph, weights = program.graph, program.weights
         if portable:
             graph, weights = computed(graph, weights, options)
-        graph, weights = frozen(graph, weights, folds=folds)
-    startup.tell(logging.INFO)
+        graph, weights = freeze(graph, weights, folds=folds)
+    startup.log(logging.INFO)
     _tell_kernels(graph)
     return ExportedModel(
         graph,

@@ -22,7 +22,7 @@ from torch2ort.differentiate.opaque_ops import keep_whole
 from torch2ort.differentiate.symbolic_shapes import Replay, check_assumed, keep_sizes, settle_sizes
 from torch2ort.differentiate.unsupported_dtypes import refuse_sparse_and_complex
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
-from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
+from torch2ort.kernels.meta_dtype_fixes import fix_fake_dtypes
 from torch2ort.program.alias_analysis import sources_of, writes_outside, written_by
 from torch2ort.program.decomposition_overrides import eager_formulas
 from torch2ort.program.gradient_flow import carrying, makes_constants
@@ -167,7 +167,7 @@ def trace_joint(
         joint = private.joint_graph(flat, arguments, mode)
     settle_workspaces(joint.graph)
     settle_sizes(joint.graph)
-    tell_eagers_types(joint.graph)
+    fix_fake_dtypes(joint.graph)
     reach = flat.reach
     described = _described(joint, source, flat.shared, len(reach.tracked))
     checked = check_assumed(joint.graph, flat.run.names(), flat.run.checked)

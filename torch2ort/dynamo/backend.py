@@ -26,8 +26,8 @@ from torch2ort.dynamo.tensor_only_graph import tensors_only
 from torch2ort.dynamo.undefined_grads import with_undefined_gradients_recorded
 from torch2ort.dynamo.unsupported_graphs import refuse_numpys_draws
 from torch2ort.graph.debug_dumps import save_stage
-from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
-from torch2ort.log import quiet
+from torch2ort.kernels.meta_dtype_fixes import fix_fake_dtypes
+from torch2ort.log import suppress_libraries
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.runtime.step_session import Bindings
@@ -109,7 +109,7 @@ class _Step:
 
     def inference(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
         """Compile a graph without a backward."""
-        tell_eagers_types(graph_module.graph)
+        fix_fake_dtypes(graph_module.graph)
         return self._compiled("inference", graph_module, len(graph_module.graph.output_node().args[0]))  # type: ignore[arg-type]
 
     def forward(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
@@ -134,7 +134,7 @@ class _Step:
         if kind == "backward" and len(gradients) > 1 and not missing:
             without = functools.partial(self._graph, kind, graph_module, restrided)
         started = self._report.started
-        with started.recording(TRANSLATE), quiet(), private.apart(graph_module.graph):
+        with started.recording(TRANSLATE), suppress_libraries(), private.apart(graph_module.graph):
             half, interface = tensors_only(graph_module, restrided, missing)
             obtained = kept_or_lowered(
                 half.graph_module.graph,

@@ -106,7 +106,7 @@ class GraphRunner:
             self._has_run = True
             results = self._run_all(arguments)
         if self._startup is None:
-            startup.tell()
+            startup.log()
         return results
 
     def _run_all(self, arguments: list[Any]) -> list[Any]:

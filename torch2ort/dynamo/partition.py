@@ -11,7 +11,7 @@ from torch2ort._torch import dynamo as private
 from torch2ort.dynamo.activation_checkpointing import run_once
 from torch2ort.dynamo.recomputed_views import repeat_views
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
+from torch2ort.kernels.meta_dtype_fixes import fix_fake_dtypes
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.support.provenance import source_line
@@ -33,7 +33,7 @@ def partition(
         UnsupportedOperatorError: backward draws random numbers or writes to a tensor of forward, or
             eager PyTorch's second run of checkpointed code differs from its first one.
     """
-    tell_eagers_types(joint.graph)
+    fix_fake_dtypes(joint.graph)
     nodes = private.of_backward(joint)
     for node in nodes:
         _refuse_in_backward(node)

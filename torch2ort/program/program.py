@@ -14,7 +14,7 @@ from torch2ort.effects import NO_EFFECTS, Effects
 from torch2ort.graph.graph import Graph, GraphSignature
 from torch2ort.graph.interface import Interface
 from torch2ort.program.traced_program import TracedProgram
-from torch2ort.support.later import Later
+from torch2ort.support.lazy import Lazy
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Program:
     graph_entries: GraphEntries | None = None
     effects: Effects = NO_EFFECTS
     writer: str | None = None
-    traced: Later[TracedProgram] | None = None
-    onnx: Later[Graph] | None = None
+    traced: Lazy[TracedProgram] | None = None
+    onnx: Lazy[Graph] | None = None
 
     @property
     def graph(self) -> Graph:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import onnx
 
 from torch2ort.graph.graph import Graph
-from torch2ort.graph.random_nodes import drawn_sites, leaves_more
+from torch2ort.graph.random_nodes import drawn_sites, has_side_effects
 from torch2ort.pythonop import Site, node_attributes
 
 _DOMAINS = ("com.microsoft", "org.pytorch.aten")
@@ -75,7 +75,7 @@ def _order(model: onnx.ModelProto, sites: Mapping[str, Site]) -> None:
     bare.graph.input.extend(given.values())
     bare.graph.output.extend(model.graph.output)
     graph = ir.from_proto(bare).graph
-    keep_order(graph, {name for name, site in sites.items() if leaves_more(site)})
+    keep_order(graph, {name for name, site in sites.items() if has_side_effects(site)})
     keep_unused_calls(graph, sites)
     nodes = ir.to_proto(graph).node
     del model.graph.node[:]

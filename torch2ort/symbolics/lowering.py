@@ -15,7 +15,7 @@ from torch2ort.capture.trace import Trace
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.graph import Graph, GraphSignature
 from torch2ort.graph.mutation import Mutation
-from torch2ort.graph.random_nodes import leaves_more
+from torch2ort.graph.random_nodes import has_side_effects
 from torch2ort.program.effect_order import keep_order, keep_unused_calls
 from torch2ort.program.mutated_inputs import mutations_of, refuse_written_constant
 from torch2ort.program.target import Target
@@ -61,7 +61,7 @@ def lower(
         # ONNX Runtime fuses nodes into operators of this domain, and does not find them in a model with nodes
         # of other domains that does not import it.
         translated.model.opset_imports.setdefault("com.microsoft", 1)
-    keep_order(graph, {name for name, site in sites.items() if leaves_more(site)})
+    keep_order(graph, {name for name, site in sites.items() if has_side_effects(site)})
     weights = _lift_weights(translated.model, model, traced.program)
     separate_outputs(graph)
     keep_unused_calls(graph, sites)

@@ -11,7 +11,7 @@ import torch
 
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.differentiate.grad_reachability import Edge
-from torch2ort.log import quiet
+from torch2ort.log import suppress_libraries
 from torch2ort.options import Options
 from torch2ort.program.program import Program
 from torch2ort.program.target import Target
@@ -135,7 +135,7 @@ class Engine:
         self.weights = tuple(self._signature.weights.values())
         self.moved_feeds = MovingFeeds()
         if self._startup is not None:
-            self._startup.expects_more = True
+            self._startup.awaits_other_half = True
 
     def with_new_sessions(self) -> Engine:
         """Return the same engine with sessions of its own."""
@@ -186,7 +186,7 @@ class Engine:
         with contextlib.nullcontext() if self._startup is None else self._startup.recording(FIRST_RUN):
             found = self._half(self._built(missing), state, gradients, keep=keep)
         if self._startup is not None:
-            self._startup.tell()
+            self._startup.log()
         return found
 
     def _half(
@@ -268,7 +268,7 @@ class Engine:
         if missing in self._backwards:
             return self._backwards[missing]  # another thread built it while this one waited
         tracing = contextlib.nullcontext() if self._tracer is None else self._tracer.tracing()
-        with phase(DIFFERENTIATE), quiet(), tracing:
+        with phase(DIFFERENTIATE), suppress_libraries(), tracing:
             plan = self._plans.backward(missing)
             session = None
             if plan.half is not None:

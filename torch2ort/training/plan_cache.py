@@ -77,9 +77,9 @@ class Plans:
         self._fuses: Callable[[Sequence[str]], Collection[str]] | None = None
         if options.is_on("fuse"):
             self._settings["fuse"] = "regions"
-            from torch2ort.fusion.compiled_regions import compiled
+            from torch2ort.fusion.compiled_regions import compile_or_load
 
-            self._fuses = lambda texts: compiled(texts, self._store)
+            self._fuses = lambda texts: compile_or_load(texts, self._store)
         if options.is_on("autotune"):
             self._settings["autotune"] = "all"
         traced = program.traced
@@ -102,7 +102,7 @@ class Plans:
 
         self.forward = self._obtain("joint forward", {}, make, self._store_forward, self._load_forward)
         self._remembers = False
-        traced.forget()
+        traced.release()
 
     def backward(self, missing: Collection[int]) -> BackwardPlan:
         """Return the plan of the backward half.

@@ -19,7 +19,7 @@ from torch2ort.exported_model import ExportedModel
 from torch2ort.log import apply_level
 from torch2ort.options import Options
 from torch2ort.program.program import Program
-from torch2ort.support.later import Later
+from torch2ort.support.lazy import Lazy
 from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, Startup
 from torch2ort.training import autograd_function
 from torch2ort.training.verification import Verification
@@ -44,7 +44,7 @@ class Runner:
             its own ORTModule, as inside of accelerate's autocast; the other attributes change in every call.
     """
 
-    hidden_forward: Later[Callable[..., Any]]
+    hidden_forward: Lazy[Callable[..., Any]]
     counted_in_keys = frozenset({"model", "options"})
 
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
@@ -129,8 +129,8 @@ class Runner:
         if self.profile is not None and variant.fetches:
             fetched = self._profiled(self.profile, variant, assumed, verification, feeds)
         elif variant.started:
-            if self.startup.expects_more:
-                self.startup.tell()
+            if self.startup.awaits_other_half:
+                self.startup.log()
             fetched = _fetched(variant, assumed, verification, feeds)
         else:
             fetched = self._first_run(variant, assumed, verification, feeds)
@@ -184,8 +184,8 @@ class Runner:
         with self.startup.recording(FIRST_RUN):
             fetched = _fetched(variant, assumed, verification, feeds)
         variant.started = True
-        if not self.startup.expects_more:
-            self.startup.tell()
+        if not self.startup.awaits_other_half:
+            self.startup.log()
         return fetched
 
     def watch(self, steps: int) -> Profile:
