@@ -57,7 +57,7 @@ def ratios(lines: Iterable[str]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def verdicts(kept: dict[str, float], found: dict[str, float]) -> Iterator[tuple[bool, str]]:
+def compare_ratios(kept: dict[str, float], found: dict[str, float]) -> Iterator[tuple[bool, str]]:
     """Yield for each kept ratio whether it holds, and a line about it."""
     for name, before in kept.items():
         now = found.get(name)
@@ -84,7 +84,7 @@ def main() -> None:
     kept: dict[str, Any] = json.loads(arguments.kept.read_text())
     if kept["processor"] != processor():
         print(f"kept on {kept['processor']}, measured on {processor()}")
-    results = list(verdicts(kept["ratios"], found))
+    results = list(compare_ratios(kept["ratios"], found))
     print("\n".join(line for _, line in results))
     for name in found.keys() - kept["ratios"].keys():
         print(f"not kept {name}: {found[name]:.2f}")

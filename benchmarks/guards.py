@@ -23,7 +23,7 @@ from torch2ort.cache.key.key import dependencies
 def ours(model: nn.Module, x: torch.Tensor) -> tuple[int, Callable[[], object]]:
     """Return the number of guards, and the check that an ORTModule makes before a step."""
     tensors, schema = io_schema.flatten({"x": x})
-    guards = dependencies(model, tensors, schema, with_hooks=False).armed()
+    guards = dependencies(model, tensors, schema, with_hooks=False).arm_guards()
     assert guards.accept() is None
     return len(guards), guards.accept
 

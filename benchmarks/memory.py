@@ -58,7 +58,7 @@ def peak(way: str, name: str, size: int, cache: str | None = None) -> int:
     return status("VmHWM") - before
 
 
-def measured(way: str, name: str, size: int, *cache: str) -> int:
+def measure_in_subprocess(way: str, name: str, size: int, *cache: str) -> int:
     """Return the same from a process of its own."""
     call = [sys.executable, __file__, way, name, str(size), *cache]
     return int(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
@@ -67,12 +67,12 @@ def measured(way: str, name: str, size: int, *cache: str) -> int:
 def compare(name: str, size: int) -> None:
     """Print one line for a model and a batch size."""
     with tempfile.TemporaryDirectory() as cache:
-        measured("torch2ort", name, size, cache)
+        measure_in_subprocess("torch2ort", name, size, cache)
         ways = {"eager": ("eager",), "exported": ("torch2ort",), "kept": ("torch2ort", cache)}
         found: dict[str, list[int]] = {way: [] for way in ways}
         for _ in range(ROUNDS):
             for way, (trains, *folder) in ways.items():
-                found[way].append(measured(trains, name, size, *folder))
+                found[way].append(measure_in_subprocess(trains, name, size, *folder))
     eager, exported, kept = (statistics.median(values) / 1e6 for values in found.values())
     print(
         f"{name} {size}x{LENGTH}, {LAYERS} layers, AdamW step, peak memory: torch2ort {exported / eager:.2f} "

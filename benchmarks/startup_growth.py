@@ -225,7 +225,7 @@ def _export(model: nn.Module, batches: list[dict[str, Tensor]], _: str | None) -
         yield _timed(run)
 
 
-def measured(name: str, layers: int, way: str, cache: str = "") -> Result:
+def measure_in_subprocess(name: str, layers: int, way: str, cache: str = "") -> Result:
     """Return the result of :func:`measure` in a process of its own."""
     command = [sys.executable, __file__, "--measure", name, str(layers), way, cache]
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"} if cache else None
@@ -240,7 +240,7 @@ def compare(name: str, layers: int, ways: tuple[str, ...], rounds: int) -> dict[
     runs: dict[str, list[Result]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way in ways:
-            runs[way].append(measured(name, layers, way))
+            runs[way].append(measure_in_subprocess(name, layers, way))
     found = _medians(runs)
     own, peer = found["torch2ort"], found["torch.onnx"]
     pairs = zip(runs["torch2ort"], runs["torch.onnx"], strict=True)
@@ -260,10 +260,10 @@ def compare_warm(name: str, layers: int, ways: tuple[str, ...], rounds: int) -> 
     runs: dict[str, list[Result]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as cache:
         for way in set(ways) & {"torch2ort", "torch.compile"}:
-            measured(name, layers, way, cache)
+            measure_in_subprocess(name, layers, way, cache)
         for _ in range(rounds):
             for way in ways:
-                runs[way].append(measured(name, layers, way, cache))
+                runs[way].append(measure_in_subprocess(name, layers, way, cache))
     assert all(run["hit"] for run in runs["torch2ort"]), "a start missed its entry"
     found = _medians(runs)
     own, eager, peer = (found[way]["first"] for way in ("torch2ort", "eager", "torch.onnx"))

@@ -114,7 +114,7 @@ def compare(title: str, model: nn.Module, loss_of: Callable[[nn.Module], Tensor]
         for loss in losses.values():
             torch.testing.assert_close(loss, losses["eager"], rtol=1e-3, atol=1e-4)
     seconds = interleaved_medians(ways, rounds=25, calls=calls(ways["eager"]), clock=time.thread_time)
-    print(f"{title}, 1 thread: {said(seconds)}", flush=True)
+    print(f"{title}, 1 thread: {format_ratios(seconds)}", flush=True)
 
 
 def calls(run: Callable[[], Tensor]) -> int:
@@ -127,7 +127,7 @@ def calls(run: Callable[[], Tensor]) -> int:
     return max(1, int(0.02 / max(statistics.median(taken), 1e-6)))
 
 
-def said(seconds: Mapping[str, float]) -> str:
+def format_ratios(seconds: Mapping[str, float]) -> str:
     """Return the ratios of one row."""
     eager, compiled = seconds["eager"], seconds["compile"]
     ratios = [

@@ -15,7 +15,7 @@ import torch
 import torch2ort
 from tests.support.functions import Square
 from torch2ort import log
-from torch2ort.log import DEVINFO, apply_level, logger, onnxruntime_severity, quiet
+from torch2ort.log import DEVINFO, apply_level, logger, onnxruntime_severity, suppress_libraries
 
 RANKS = """
 import sys
@@ -145,7 +145,7 @@ def test_an_export_keeps_out_what_libraries_log(caplog, monkeypatch):
 
 
 def test_autograds_warning_of_an_error_that_it_then_raises_is_kept_out():
-    with warnings.catch_warnings(record=True) as caught, quiet():
+    with warnings.catch_warnings(record=True) as caught, suppress_libraries():
         warnings.simplefilter("default", append=True)
         warnings.warn("Error detected in SinBackward0. Traceback of forward call", UserWarning, stacklevel=1)
         warnings.warn("mine", UserWarning, stacklevel=1)
@@ -182,20 +182,20 @@ def test_where_code_reads_a_value_the_error_is_all_but_for_developers(asked, cap
 
 def test_at_devinfo_libraries_are_heard(caplog):
     apply_level(torch2ort.Options(log_level="devinfo"))
-    with quiet():
+    with suppress_libraries():
         logging.getLogger("onnxscript.noise").warning("of a library")
     assert caplog.messages == ["of a library"]
 
 
 def test_who_asks_torch_for_its_records_gets_them(caplog, monkeypatch):
     monkeypatch.setenv("TORCH_LOGS", "+export")
-    with quiet():
+    with suppress_libraries():
         logging.getLogger("torch.of_ours").warning("asked for")
     assert caplog.messages == ["asked for"]
 
 
 def test_deprecations_of_libraries_are_kept_out_and_those_of_the_model_are_not():
-    with warnings.catch_warnings(record=True) as caught, quiet():
+    with warnings.catch_warnings(record=True) as caught, suppress_libraries():
         warnings.simplefilter("default", append=True)
         warnings.warn_explicit("old", DeprecationWarning, "x.py", 1, module="onnxscript.values")
         warnings.warn_explicit("mine", DeprecationWarning, "y.py", 1, module="mymodel")

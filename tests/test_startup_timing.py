@@ -173,7 +173,7 @@ def test_later_graphs_are_told_apart(clock, caplog):
     for seconds in (1, 2):
         with start.recording("trace"):
             clock.now += seconds
-        start.tell()
+        start.log()
     assert caplog.messages == [
         "M: ready after 1.00 s (export 1.00 s)",
         "M: another graph was ready after 2.00 s (export 2.00 s)",

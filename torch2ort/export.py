@@ -16,7 +16,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.capture.dim_specs import flat_dim_specs
-from torch2ort.capture.plain_tensors import ordinary, refuse_tensors
+from torch2ort.capture.plain_tensors import as_plain_leaf, refuse_tensors
 from torch2ort.capture.sample_call import Call
 from torch2ort.capture.torch_modes import Modes
 from torch2ort.errors import ExportError
@@ -25,7 +25,7 @@ from torch2ort.exports.build import build
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.node_provenance import kernels_said
 from torch2ort.graph.refinements import kernels_in_files
-from torch2ort.graph.weights import frozen
+from torch2ort.graph.weights import freeze
 from torch2ort.log import apply_level
 from torch2ort.options import Options, with_arguments
 from torch2ort.portable.weight_functions import computed
@@ -122,7 +122,7 @@ def _exported(
     bound = signature.bind(args, keywords)
     tensors, schema = io_schema.flatten(bound)
     refuse_tensors(tensors, schema)
-    tensors = [ordinary(t) for t in tensors]
+    tensors = [as_plain_leaf(t) for t in tensors]
     dim_specs = flat_dim_specs(bound, dynamic_shapes, len(tensors))
     call = Call(signature, tensors, schema, Modes.now(), dim_specs)
     startup = Startup(type(model).__name__)
@@ -133,8 +133,8 @@ def _exported(
         graph, weights = program.graph, program.weights
         if portable:
             graph, weights = computed(graph, weights, options)
-        graph, weights = frozen(graph, weights, folds=folds)
-    startup.tell(logging.INFO)
+        graph, weights = freeze(graph, weights, folds=folds)
+    startup.log(logging.INFO)
     _tell_kernels(graph)
     return ExportedModel(
         graph,

@@ -16,10 +16,10 @@ from torch2ort import io_schema
 from torch2ort.cache.report import CacheReport
 from torch2ort.graph.file import read, save
 from torch2ort.graph.file_form import file_form
-from torch2ort.graph.function_calls import inlined
+from torch2ort.graph.function_calls import inline_bodies
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
-from torch2ort.graph.rename_values import renamed
+from torch2ort.graph.rename_values import rename_values
 from torch2ort.graph.weights import state_of, with_weights
 from torch2ort.options import Options, with_arguments
 from torch2ort.providers import session_providers
@@ -107,7 +107,7 @@ class ExportedModel:
             names: old name -> new name.
             texts: new name of an initializer -> its documentation.
         """
-        graph, interface = renamed(self._graph, self._interface, names)
+        graph, interface = rename_values(self._graph, self._interface, names)
         for initializer in graph.proto.graph.initializer:
             initializer.doc_string = (texts or {}).get(initializer.name, initializer.doc_string)
         weights = {names.get(name, name): value for name, value in self._weights.items()}
@@ -175,7 +175,7 @@ class ExportedModel:
         deterministic = torch.are_deterministic_algorithms_enabled()
         if deterministic not in self._engines:
             options = with_arguments(self._options, deterministic=deterministic or None)
-            graph = replace(self._graph, proto=inlined(self._graph.proto))
+            graph = replace(self._graph, proto=inline_bodies(self._graph.proto))
             self._engines[deterministic] = InferenceEngine(graph, options)
         return self._engines[deterministic]
 
@@ -194,7 +194,7 @@ class ExportedModel:
         """
         chosen = session_providers(self._options.providers) if providers is None else providers
         session = inference_session(
-            inlined(self._run), self._graph.sites, providers=chosen, session_options=session_options
+            inline_bodies(self._run), self._graph.sites, providers=chosen, session_options=session_options
         )
         if providers is None:
             refuse_missing(session, chosen)

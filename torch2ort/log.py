@@ -45,19 +45,19 @@ def rank() -> int:
 
 def is_shown(level: int) -> bool:
     """Return True if this rank shows records of this level."""
-    return logger.isEnabledFor(level) and speaks()
+    return logger.isEnabledFor(level) and rank_logs()
 
 
-def speaks() -> bool:
+def rank_logs() -> bool:
     """Return True if this rank logs: rank 0 always, others at the levels of developers, DEVINFO and below."""
     return rank() == 0 or logger.getEffectiveLevel() <= DEVINFO
 
 
 def _is_for_this_rank(record: logging.LogRecord) -> bool:
     """Return True if this rank logs; at the levels of developers, add the rank to the record."""
-    if speaks() and logger.getEffectiveLevel() <= DEVINFO and _has_others():
+    if rank_logs() and logger.getEffectiveLevel() <= DEVINFO and _has_others():
         record.msg = f"[rank {rank()}] {record.msg}"
-    return speaks()
+    return rank_logs()
 
 
 def _has_others() -> bool:
@@ -138,7 +138,7 @@ def onnxruntime_severity() -> int:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def suppress_libraries() -> Iterator[None]:
     """Suppress output of libraries in this thread during an export, unless the level is DEVINFO or below.
 
     Suppressed are deprecations that a library raises in its own code, its records of any level, and the

@@ -17,7 +17,7 @@ from torch2ort.errors import ExportError, OptionError
 from torch2ort.exported_model import ExportedModel
 from torch2ort.options import Options, with_arguments
 from torch2ort.providers import CUDA
-from torch2ort.support.later import Later
+from torch2ort.support.lazy import Lazy
 from torch2ort.support.legacy_env_vars import warn_of_former_names
 from torch2ort.training.device_providers import refuse_untried
 from torch2ort.training.ort_targets import refuse_providers
@@ -28,7 +28,7 @@ from torch2ort.variants.runner import Runner
 _AROUND_MODELS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
-class _Offered:
+class _AddedAttribute:
     """An attribute that ORTModule adds to a model's own; an attribute of the model takes precedence.
 
     Args:
@@ -128,7 +128,7 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         refuse_providers(options, CUDA)
         runner = Runner(model, options)
         forward = _forward_of(type(model), runner)
-        runner.hidden_forward = Later(lambda: _hidden_from_dynamo(forward))
+        runner.hidden_forward = Lazy(lambda: _hidden_from_dynamo(forward))
         namespace: dict[str, Any] = {
             "__doc__": type(model).__doc__,
             "__module__": type(model).__module__,
@@ -154,17 +154,17 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Skip the ``__init_subclass__`` of a model's class: the wrapper's class is not another model."""
 
-    @_Offered
+    @_AddedAttribute
     def module(self) -> torch.nn.Module:
         """The model itself, which runs in eager PyTorch."""
         return type(self)._torch2ort_runner.model
 
-    @_Offered
+    @_AddedAttribute
     def exported(self) -> ExportedModel | None:
         """The exported model that ran in the last forward; ``None`` before the first."""
         return type(self)._torch2ort_runner.exported
 
-    @_Offered
+    @_AddedAttribute
     def startup(self) -> dict[str, float]:
         """The duration of the start so far, in seconds by phase; empty before the first call.
 
@@ -173,7 +173,7 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         """
         return dict(type(self)._torch2ort_runner.startup.seconds)
 
-    @_Offered
+    @_AddedAttribute
     def profile(self) -> Callable[[int], Profile]:
         """``module.profile(steps)`` profiles the next calls and their backwards, in a :class:`Profile`.
 
@@ -218,7 +218,7 @@ def _constructor_of(kind: type[torch.nn.Module], wrapper: type[ORTModule]) -> di
 
 def _attributes_of(kind: type[torch.nn.Module], wrapper: type[ORTModule]) -> dict[str, Any]:
     """Return attributes of a model's class that ORTModule also offers; properties keep their setters."""
-    names = (name for name in dir(ORTModule) if isinstance(vars(ORTModule).get(name), _Offered))
+    names = (name for name in dir(ORTModule) if isinstance(vars(ORTModule).get(name), _AddedAttribute))
     return {
         name: inspect.getattr_static(kind, name)
         for name in names

@@ -16,7 +16,7 @@ from torch import nn
 import torch2ort
 from tests.differentiate.test_fuse_regions import Of, step
 from tests.support.interpreted_regions import interpret
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort._torch.aot import FakeTensorMode
 from torch2ort.autotune import calibration, microbenchmark, tuner
 from torch2ort.autotune import hardware_key as machines
@@ -108,7 +108,7 @@ MODELS = {
 CASES = [(operator, a.name) for operator, alternatives in ALTERNATIVES.items() for a in alternatives]
 
 
-@pytest.mark.parametrize(("operator", "name"), thinned(CASES, 5), ids=lambda value: str(value))
+@pytest.mark.parametrize(("operator", "name"), sample_cases(CASES, 5), ids=lambda value: str(value))
 def test_every_alternative_gives_the_step_of_eager_pytorch(operator, name, fastest, monkeypatch):
     model, x = MODELS[operator]
     alternatives = tuple(a for a in ALTERNATIVES[operator] if a.name == name)

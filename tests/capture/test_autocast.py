@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch2ort
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.errors import EngineError, UnsupportedOperatorError
 
 X = torch.randn(3, 6)
@@ -130,7 +130,7 @@ def same(actual, expected) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)])
-@pytest.mark.parametrize("code", thinned(CODE.values(), 2), ids=CODE)
+@pytest.mark.parametrize("code", sample_cases(CODE.values(), 2), ids=CODE)
 def test_the_graph_has_eagers_casts(code, dtype) -> None:
     model = Calls(code)
     module = torch2ort.ORTModule(copy.deepcopy(model))

@@ -12,7 +12,7 @@ from torch import nn
 
 import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 pytestmark = pytest.mark.usefixtures("checked_distributions")
 distributions = torch.distributions
@@ -44,13 +44,13 @@ class Model(nn.Module):
         return self.compute(self.layer(x), x)
 
 
-@pytest.mark.parametrize("name", thinned(LOG_PROBABILITIES, 2))
+@pytest.mark.parametrize("name", sample_cases(LOG_PROBABILITIES, 2))
 def test_a_distribution_with_its_checks_trains_like_eager(name: str) -> None:
     model = Model(LOG_PROBABILITIES[name])
     assert_trains_like_eager(model, [(torch.randn(n, 4),) for n in (3, 5)], steps=4, loss=lambda y: -y.mean())
 
 
-@pytest.mark.parametrize("name", thinned(LOG_PROBABILITIES, 2, start=1))
+@pytest.mark.parametrize("name", sample_cases(LOG_PROBABILITIES, 2, start=1))
 def test_values_that_eager_refuses_are_refused(name: str) -> None:
     model = Model(LOG_PROBABILITIES[name])
     module = torch2ort.ORTModule(model)

@@ -9,7 +9,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 class Model(torch.nn.Module):
@@ -112,8 +112,8 @@ def known(module, x, outputs):
 @pytest.mark.parametrize(
     ("name", "gradients"),
     [
-        *thinned([(name, True) for name in BODIES], 3),
-        *thinned([(name, False) for name in BODIES], 3),
+        *sample_cases([(name, True) for name in BODIES], 3),
+        *sample_cases([(name, False) for name in BODIES], 3),
     ],
 )
 def test_outputs_share_memory_as_in_eager_and_writes_show(name, gradients):
@@ -138,7 +138,7 @@ def test_outputs_share_memory_as_in_eager_and_writes_show(name, gradients):
             assert actual == expected
 
 
-@pytest.mark.parametrize("name", thinned(BODIES, 3))
+@pytest.mark.parametrize("name", sample_cases(BODIES, 3))
 def test_gradients_flow_through_them(name):
     results = []
     for module in pair(BODIES[name]):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import torch2ort
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 class Model(torch.nn.Module):
@@ -39,7 +39,7 @@ SHARING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("function", thinned(SHARING.values(), 2), ids=SHARING)
+@pytest.mark.parametrize("function", sample_cases(SHARING.values(), 2), ids=SHARING)
 @pytest.mark.parametrize("gradients", [False, True])
 def test_a_write_to_the_result_reaches_the_argument(
     function: Callable[[torch.Tensor], torch.Tensor], gradients: bool

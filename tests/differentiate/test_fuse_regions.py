@@ -13,7 +13,7 @@ from torch import nn
 import torch2ort
 from tests.support.functions import Affine, Square
 from tests.support.interpreted_regions import interpret
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.autotune import calibration
 from torch2ort.fusion import compiled_regions
 from torch2ort.fusion.region import Region, decode_region
@@ -88,7 +88,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(CASES, 2))
+@pytest.mark.parametrize("name", sample_cases(CASES, 2))
 def test_a_step_is_that_of_eager_pytorch(name, regions):
     model = copy.deepcopy(CASES[name])
     torch.testing.assert_close(step(fused(model), X), step(model, X))
@@ -168,7 +168,7 @@ OF_ANY_SIZE = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(OF_ANY_SIZE, 3))
+@pytest.mark.parametrize("name", sample_cases(OF_ANY_SIZE, 3))
 def test_regions_are_for_all_sizes_of_their_graph(name, regions):
     model = copy.deepcopy(OF_ANY_SIZE[name])
     module = fused(model)

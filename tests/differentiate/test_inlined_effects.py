@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 LOGGER = logging.getLogger(__name__)
 SCALE = torch.ones(())
@@ -143,7 +143,7 @@ def left(module, folder, capsys, caplog):
     return given, [*map(type, SEEN)], HELD.calls, state
 
 
-@pytest.mark.parametrize("does", thinned(DOES, 2), ids=lambda d: d.__name__)
+@pytest.mark.parametrize("does", sample_cases(DOES, 2), ids=lambda d: d.__name__)
 def test_with_the_option_it_stays_opaque(does, tmp_path, capsys, caplog):
     model = Model(doing(backward=does))
     expected = left(model, tmp_path, capsys, caplog)

@@ -13,7 +13,7 @@ from torch import nn
 
 import torch2ort
 from tests.support.functions import Square
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 OPTIONS = torch2ort.Options()
 
@@ -107,7 +107,7 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("body", thinned(BODIES.values(), 2), ids=BODIES)
+@pytest.mark.parametrize("body", sample_cases(BODIES.values(), 2), ids=BODIES)
 def test_a_step_is_eagers(body):
     compare(body)
 
@@ -132,7 +132,7 @@ RAISING = {
 }
 
 
-@pytest.mark.parametrize(("body", "kind"), thinned(RAISING.values(), 2), ids=RAISING)
+@pytest.mark.parametrize(("body", "kind"), sample_cases(RAISING.values(), 2), ids=RAISING)
 def test_where_python_raises_a_step_does(body, kind):
     model = Model(body)
     module = torch2ort.ORTModule(copy.deepcopy(model), options=OPTIONS)

@@ -10,7 +10,7 @@ import torch
 import torch2ort
 from tests.differentiate.test_item_calls import OPTIONS, Model, steps
 from tests.support.functions import Square
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.training import plan_builder
 
 
@@ -80,12 +80,12 @@ WITHIN = {
 }
 
 
-@pytest.mark.parametrize("body", thinned(ANY.values(), 2), ids=ANY)
+@pytest.mark.parametrize("body", sample_cases(ANY.values(), 2), ids=ANY)
 def test_a_number_that_may_be_any_is_that_of_each_call(body):
     compare(body, (2, 3, -1, 0, 9, -7))
 
 
-@pytest.mark.parametrize("body", thinned(WITHIN.values(), 2), ids=WITHIN)
+@pytest.mark.parametrize("body", sample_cases(WITHIN.values(), 2), ids=WITHIN)
 def test_a_number_within_bounds_is_that_of_each_call(body):
     compare(body, (2, 3, 1, 4))
 
@@ -96,7 +96,7 @@ def test_a_number_that_leaves_nothing_is_taken(name):
 
 
 @pytest.mark.parametrize("name", ["a slice", "arange", "expand"])
-@pytest.mark.parametrize("number", thinned([-1, 5], 2, start=1))
+@pytest.mark.parametrize("number", sample_cases([-1, 5], 2, start=1))
 def test_a_number_outside_of_its_bounds_raises(name, number):
     module = compare(WITHIN[name], (2,))
     with pytest.raises(

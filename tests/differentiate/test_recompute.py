@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import torch2ort
 from tests.support.comparison import assert_trains_like_eager
-from tests.support.two_layer_model import WIDTH, Between, Keep
+from tests.support.two_layer_model import WIDTH, Keep, TwoLayerModel
 from torch2ort.differentiate.split import Split
 from torch2ort.training import plan_builder
 
@@ -62,23 +62,23 @@ def kept_bytes(
 
 # Bytes that are saved, in units of the bytes of the layer's result.
 CASES = {
-    "gelu": (Between(lambda m, h: m.after(F.gelu(h))), 1),
-    "silu": (Between(lambda m, h: m.after(F.silu(h))), 1),
-    "an activation that the model writes out": (Between(lambda m, h: m.after(written_out(h))), 1),
-    "a gate": (Between(lambda m, h: m.after(F.silu(h) * torch.tanh(h))), 1),
-    "layer norm": (Between(lambda m, h: m.after(m.norm(h)), nn.LayerNorm(WIDTH)), 1),
-    "one behind the other": (Between(lambda m, h: m.after(F.gelu(m.norm(h))), nn.LayerNorm(WIDTH)), 1),
+    "gelu": (TwoLayerModel(lambda m, h: m.after(F.gelu(h))), 1),
+    "silu": (TwoLayerModel(lambda m, h: m.after(F.silu(h))), 1),
+    "an activation that the model writes out": (TwoLayerModel(lambda m, h: m.after(written_out(h))), 1),
+    "a gate": (TwoLayerModel(lambda m, h: m.after(F.silu(h) * torch.tanh(h))), 1),
+    "layer norm": (TwoLayerModel(lambda m, h: m.after(m.norm(h)), nn.LayerNorm(WIDTH)), 1),
+    "one behind the other": (TwoLayerModel(lambda m, h: m.after(F.gelu(m.norm(h))), nn.LayerNorm(WIDTH)), 1),
     # Queries, keys, values and the context, not the probabilities.
-    "attention": (Between(attention), 4),
+    "attention": (TwoLayerModel(attention), 4),
     # The derivative of tanh reads its result, and nothing is saved that it could be computed from.
-    "nothing to compute it from": (Between(lambda m, h: m.after(torch.tanh(h))), 1),
+    "nothing to compute it from": (TwoLayerModel(lambda m, h: m.after(torch.tanh(h))), 1),
     # The first eight steps are recomputed from the layer's result, the others from the ninth.
-    "a long chain": (Between(lambda m, h: m.after(chain(h))), 2),
+    "a long chain": (TwoLayerModel(lambda m, h: m.after(chain(h))), 2),
     "of a Function that keeps it": (
-        Between(lambda m, h: m.after(g := F.gelu(h)) + Keep.apply(g)[..., :5]),
+        TwoLayerModel(lambda m, h: m.after(g := F.gelu(h)) + Keep.apply(g)[..., :5]),
         2,
     ),
-    "returned": (Between(lambda m, h: (m.after(g := F.gelu(h)), g)), 2),
+    "returned": (TwoLayerModel(lambda m, h: (m.after(g := F.gelu(h)), g)), 2),
 }
 
 
@@ -93,14 +93,14 @@ def test_gradients_are_eagers(model):
 
 
 def test_nothing_is_recomputed_without_time_for_it(monkeypatch):
-    model = Between(lambda m, h: m.after(F.gelu(m.norm(h))), nn.LayerNorm(WIDTH))
+    model = TwoLayerModel(lambda m, h: m.after(F.gelu(m.norm(h))), nn.LayerNorm(WIDTH))
     # The layer's result, the normalised one, and its GELU.
     assert round(kept_bytes(model, monkeypatch, 0.0) / SIZE) == 3
 
 
 def test_what_frees_most_memory_for_its_time_is_recomputed_first(monkeypatch):
     # Of these, a normalisation takes less time than a GELU.
-    model = Between(lambda m, h: m.after(F.gelu(h)) + m.after(m.norm(h.exp())), nn.LayerNorm(WIDTH))
+    model = TwoLayerModel(lambda m, h: m.after(F.gelu(h)) + m.after(m.norm(h.exp())), nn.LayerNorm(WIDTH))
     kept = [kept_bytes(model, monkeypatch, share / 100) / SIZE for share in range(0, 101, 4)]
     assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) > 2
@@ -108,7 +108,7 @@ def test_what_frees_most_memory_for_its_time_is_recomputed_first(monkeypatch):
 
 def wide() -> nn.Module:
     """A net whose matrix products take a hundred times as long as a GELU."""
-    layers = Between(lambda m, h: m.after(F.gelu(h)))
+    layers = TwoLayerModel(lambda m, h: m.after(F.gelu(h)))
     layers.before, layers.after = (
         nn.Linear(6, WIDTH),
         nn.Sequential(nn.Linear(WIDTH, 4096), nn.Linear(4096, 5)),
@@ -128,12 +128,12 @@ def test_the_fastest_mode_recomputes_nothing(monkeypatch):
 
 
 def test_small_values_are_kept(monkeypatch):
-    model = Between(lambda m, h: m.after(F.gelu(h[:1, :4])))
+    model = TwoLayerModel(lambda m, h: m.after(F.gelu(h[:1, :4])))
     assert kept_bytes(model, monkeypatch) < SIZE * 2
 
 
 def test_a_write_to_an_output_that_eager_saves_is_refused_though_it_is_recomputed():
-    model = torch2ort.ORTModule(Between(lambda m, h: (g := torch.exp(h), m.after(torch.tanh(h) + g))))
+    model = torch2ort.ORTModule(TwoLayerModel(lambda m, h: (g := torch.exp(h), m.after(torch.tanh(h) + g))))
     output, _ = model(X)
     output.detach().zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 NORMS = {
     "layer": (nn.Linear(4, 8), nn.LayerNorm(8)),
@@ -57,7 +57,7 @@ def assert_like_eager(model, dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), thinned(itertools.product(NORMS, (torch.bfloat16, torch.float16)), 3)
+    ("name", "dtype"), sample_cases(itertools.product(NORMS, (torch.bfloat16, torch.float16)), 3)
 )
 def test_a_norm_has_statistics_of_eagers_type(name: str, dtype: torch.dtype) -> None:
     assert_like_eager(nn.Sequential(*copy.deepcopy(NORMS[name])), dtype)

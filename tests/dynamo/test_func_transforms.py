@@ -9,7 +9,7 @@ import torch
 from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.errors import UnsupportedOperatorError
 
 
@@ -75,7 +75,7 @@ def _afresh() -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize(("name", "keep"), thinned(itertools.product(TRANSFORMS, (False, True)), 3))
+@pytest.mark.parametrize(("name", "keep"), sample_cases(itertools.product(TRANSFORMS, (False, True)), 3))
 def test_a_function_in_a_transform_has_its_own_derivatives(name: str, keep: bool) -> None:
     compiled = torch.compile(TRANSFORMS[name], backend="torch2ort", options={"keep_functions": keep})
     assert_same(results(compiled), results(TRANSFORMS[name]), "output and gradient")

@@ -20,7 +20,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort import io_schema
 
 nn = torch.nn
@@ -256,7 +256,7 @@ def step(model: nn.Module, number: int, left_before: list[torch.Tensor]) -> dict
     }
 
 
-@pytest.mark.parametrize("name", thinned(BODIES, 2))
+@pytest.mark.parametrize("name", sample_cases(BODIES, 2))
 def test_what_forward_leaves_is_eagers(name: str):
     eager, wrapped = made(name), torch2ort.ORTModule(made(name))
     known: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
@@ -778,7 +778,7 @@ def _globals_as_before():
     COUNT, LAST, Counted.count = 0, None, 0
 
 
-@pytest.mark.parametrize("name", thinned(REFUSED, 2))
+@pytest.mark.parametrize("name", sample_cases(REFUSED, 2))
 def test_what_a_graph_cannot_leave_is_refused(name: str):
     function, attributes, at, remedy = REFUSED[name]
     lines, first = inspect.getsourcelines(function)

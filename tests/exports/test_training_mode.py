@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch2ort
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from tests.support.unary_op_model import Applied
 
 SEED = 7
@@ -133,7 +133,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("setting", thinned(SETTINGS, 2))
+@pytest.mark.parametrize("setting", sample_cases(SETTINGS, 2))
 def test_running_statistics_of_a_plain_session_are_pytorchs(norm: str, setting: str, tmp_path: Path) -> None:
     make, shape = NORMS[norm]
     model, x = make(3, **SETTINGS[setting]), torch.randn(shape) * 2 + 1
@@ -145,7 +145,7 @@ def test_running_statistics_of_a_plain_session_are_pytorchs(norm: str, setting: 
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("setting", thinned(SETTINGS, 2, start=1))
+@pytest.mark.parametrize("setting", sample_cases(SETTINGS, 2, start=1))
 def test_normalizations_by_the_batch_are_onnxs_operator(norm: str, setting: str) -> None:
     make, shape = NORMS[norm]
     exported = assert_calls_like_eager(make(3, **SETTINGS[setting]), torch.randn(shape))

@@ -89,11 +89,11 @@ def test_they_compute_what_pytorchs_kernels_do_by_one_run_of_the_compiler(librar
         inductor, "compile_library", lambda *a, **k: runs.append(a) or compile_library(*a, **k)
     )
     texts = [TEXT, OTHER]
-    assert compiled_regions.compiled([*texts, TEXT], Store(folder)) == set(texts)
+    assert compiled_regions.compile_or_load([*texts, TEXT], Store(folder)) == set(texts)
     assert len(runs) == 1
     for text in texts:
         assert compiled_regions.native_of(text)
-        found = compiled_regions.library_of(text)([X])
+        found = compiled_regions.runner_of(text)([X])
         torch.testing.assert_close(tuple(found), decode_region(text).run([X]), equal_nan=True)
 
 
@@ -118,9 +118,9 @@ def test_what_another_thread_compiles_meanwhile_is_compiled(monkeypatch):
 @pytest.mark.parametrize("text", [TEXT, OTHER])
 def test_another_process_finds_each_of_them(text, libraries, folder, monkeypatch):
     forget_the_compiler(monkeypatch)
-    assert compiled_regions.compiled([text], Store(folder)) == {text}
+    assert compiled_regions.compile_or_load([text], Store(folder)) == {text}
     assert compiled_regions.native_of(text)
-    found = compiled_regions.library_of(text)([X])
+    found = compiled_regions.runner_of(text)([X])
     torch.testing.assert_close(tuple(found), decode_region(text).run([X]), equal_nan=True)
 
 
@@ -156,14 +156,14 @@ BATCH = encode_region(
 def test_one_library_is_for_all_sizes_and_for_the_next_process(libraries, tmp_path, monkeypatch):
     texts = {VARYING, BATCH}
     for _ in range(2):
-        assert compiled_regions.compiled(texts, Store(tmp_path)) == texts
+        assert compiled_regions.compile_or_load(texts, Store(tmp_path)) == texts
         for text in texts:
             assert compiled_regions.native_of(text)
             for count in (2, 3, 7, 5000):
                 tensors = [torch.randn(count, 3, 4), torch.ones(3), torch.rand(3)][
                     : 1 if text == VARYING else 3
                 ]
-                found, expected = compiled_regions.library_of(text)(tensors), decode_region(text).run(tensors)
+                found, expected = compiled_regions.runner_of(text)(tensors), decode_region(text).run(tensors)
                 torch.testing.assert_close(tuple(found), expected, rtol=1e-4, atol=1e-4)
         # Once more as another process.
         monkeypatch.setattr(compiled_regions, "_LIBRARIES", type(compiled_regions._LIBRARIES)())
@@ -174,9 +174,9 @@ def test_one_library_is_for_all_sizes_and_for_the_next_process(libraries, tmp_pa
 def test_code_that_is_for_some_sizes_alone_is_not_used(libraries, monkeypatch):
     conditions = [[parse("n0") - 5 > 0], [sympy.Eq(parse("n0"), 4099)]]
     monkeypatch.setattr(inductor.Trace, "conditions", lambda self: conditions.pop(0))
-    assert isinstance(compile.make([VARYING])[VARYING], compile.Made)
-    unmade = compile.make([VARYING])[VARYING]
-    assert unmade == compile.Unmade("UnknownCodeError: its code is for sizes where Eq(n0, 4099)")
+    assert isinstance(compile.compile_regions([VARYING])[VARYING], compile.CompiledRegion)
+    unmade = compile.compile_regions([VARYING])[VARYING]
+    assert unmade == compile.CompileFailure("UnknownCodeError: its code is for sizes where Eq(n0, 4099)")
 
 
 @pytest.mark.parametrize(("wrong", "where"), [(2, "{'n0': 2}"), (17, "{'n0': 17}"), (5003, "{'n0': 5003}")])
@@ -190,14 +190,16 @@ def test_a_library_for_all_sizes_is_compared_for_several(wrong, where):
 
 @compiles
 def test_a_library_in_the_cache_that_does_not_load_is_made_again(libraries, tmp_path, monkeypatch):
-    made = compile.make([TEXT])[TEXT]
-    damaged = compile.Made(made.run, compile.Kept(made.kept.data, {"regions.so": b"another machine's"}))
+    made = compile.compile_regions([TEXT])[TEXT]
+    damaged = compile.CompiledRegion(
+        made.run, compile.EntryContent(made.kept.data, {"regions.so": b"another machine's"})
+    )
     with monkeypatch.context() as patched:
-        patched.setattr(compiled_regions, "make", lambda texts: {text: damaged for text in texts})
-        compiled_regions.compiled([TEXT], Store(tmp_path))
+        patched.setattr(compiled_regions, "compile_regions", lambda texts: {text: damaged for text in texts})
+        compiled_regions.compile_or_load([TEXT], Store(tmp_path))
     monkeypatch.setattr(compiled_regions, "_LIBRARIES", type(compiled_regions._LIBRARIES)())
-    assert compiled_regions.compiled([TEXT], Store(tmp_path)) == {TEXT}
-    assert isinstance(compiled_regions.library_of(TEXT), NativeRegion)
+    assert compiled_regions.compile_or_load([TEXT], Store(tmp_path)) == {TEXT}
+    assert isinstance(compiled_regions.runner_of(TEXT), NativeRegion)
 
 
 @compiles
@@ -207,22 +209,22 @@ def test_what_inductor_writes_in_another_form_is_a_package(libraries, tmp_path, 
         patched.setattr(
             inductor, "wrapper_of", lambda *a, **k: "def call(args):\n    return unheard_of(args)"
         )
-        assert compiled_regions.compiled([TEXT], Store(tmp_path)) == {TEXT}
+        assert compiled_regions.compile_or_load([TEXT], Store(tmp_path)) == {TEXT}
     for _ in range(2):
         assert compiled_regions.native_of(TEXT) is None
-        torch.testing.assert_close(compiled_regions.library_of(TEXT)([X])[0], X.tanh().tanh(), equal_nan=True)
+        torch.testing.assert_close(compiled_regions.runner_of(TEXT)([X])[0], X.tanh().tanh(), equal_nan=True)
         # Once more as another process.
         monkeypatch.setattr(compiled_regions, "_LIBRARIES", type(compiled_regions._LIBRARIES)())
         forget_the_compiler(monkeypatch)
-        assert compiled_regions.compiled([TEXT], Store(tmp_path)) == {TEXT}
+        assert compiled_regions.compile_or_load([TEXT], Store(tmp_path)) == {TEXT}
 
 
 @compiles
 def test_threads_share_it(libraries, folder):
-    compiled_regions.compiled([TEXT], Store(folder))
+    compiled_regions.compile_or_load([TEXT], Store(folder))
     given = [torch.full(X.shape, 0.1 * i) for i in range(200)]
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda x: compiled_regions.library_of(TEXT)([x])[0], given))
+        found = list(threads.map(lambda x: compiled_regions.runner_of(TEXT)([x])[0], given))
     torch.testing.assert_close(found, [x.tanh().tanh() for x in given])
 
 
@@ -319,8 +321,8 @@ def test_a_sum_that_pytorch_rounds_on_the_way_may_be_exact(libraries, folder):
     tensors = [*given, *statistics, *weights]
     shapes = [(t.dtype, t.shape) for t in tensors]
     text = encode_region(shapes, [(TANH, [0], ()), (call, [6, 1, 2, 3, 4, 5], ())], [7, 8])
-    assert compiled_regions.compiled([text], Store(folder)) == {text}
-    found, expected = compiled_regions.library_of(text)(list(tensors)), decode_region(text).run(tensors)
+    assert compiled_regions.compile_or_load([text], Store(folder)) == {text}
+    found, expected = compiled_regions.runner_of(text)(list(tensors)), decode_region(text).run(tensors)
     exact = decode_region(in_float32(text)).run([t.float() for t in tensors])
     assert torch.equal(found[0], expected[0])
     errors = [(t.float() - exact[1]).abs().max() for t in (found[1], expected[1])]
@@ -329,12 +331,12 @@ def test_a_sum_that_pytorch_rounds_on_the_way_may_be_exact(libraries, folder):
 
 def test_a_library_that_computes_something_else_is_not_used(libraries, monkeypatch):
     made = {
-        TEXT: compile.Made(lambda tensors: [tensors[0] + 1], compile.Kept({}, {})),
-        OTHER: compile.Made(decode_region(OTHER).run, compile.Kept({}, {})),
+        TEXT: compile.CompiledRegion(lambda tensors: [tensors[0] + 1], compile.EntryContent({}, {})),
+        OTHER: compile.CompiledRegion(decode_region(OTHER).run, compile.EntryContent({}, {})),
     }
-    monkeypatch.setattr(compiled_regions, "make", lambda texts: made)
+    monkeypatch.setattr(compiled_regions, "compile_regions", lambda texts: made)
     with pytest.warns(torch2ort.Torch2OrtWarning) as warned:
-        assert compiled_regions.compiled([TEXT, OTHER], None) == {OTHER}
+        assert compiled_regions.compile_or_load([TEXT, OTHER], None) == {OTHER}
     assert str(warned[0].message) == (
         "Options(fuse=True): a compiled region is not used, as its output 0 differs from that of PyTorch's "
         "kernels."
@@ -358,7 +360,7 @@ def test_how_a_library_differs_is_said(run, said):
 
 def test_a_region_that_nobody_compiled_is_refused(libraries):
     with pytest.raises(EngineError) as error:
-        compiled_regions.library_of(TEXT)
+        compiled_regions.runner_of(TEXT)
     assert str(error.value) == (
         "a fused region of the graph is not compiled in this process. Delete the export cache, or set "
         "Options(fuse=False)"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torch2ort.fusion.cpp_source import Program, program_of, text_of
-from torch2ort.fusion.inductor_kernels import UnknownCodeError, lowered
+from torch2ort.fusion.inductor_kernels import UnknownCodeError, record_calls
 from torch2ort.sizes.expressions import evaluate, parse
 
 INPUTS = [(torch.float32, (2, 3)), (torch.bfloat16, (3,))]
@@ -51,7 +51,7 @@ other = between; del between  # reuse
 result = empty_strided_cpu((6, 1), (1, 6), torch.float32)
 first(reinterpret_tensor(other, (3,), (1,), 3), result)
 return (reinterpret_tensor(result, (6,), (1,), 0),)"""
-    found = lowered(module(body), INPUTS)
+    found = record_calls(module(body), INPUTS)
     program, part = program_of("entry", found)
     assert program == Program("entry", ((torch.float32, (6,)),), (24,))
     text = text_of([part], [kernel for kernel, _ in found.calls])
@@ -68,7 +68,7 @@ def test_outputs_that_share_memory_are_copied_apart():
 result = empty_strided_cpu((2, 3), (3, 1), torch.float32)
 first(x, result)
 return (result, result, x, reinterpret_tensor(result, (3,), (1,), 3))"""
-    program, part = program_of("entry", lowered(module(body), INPUTS))
+    program, part = program_of("entry", record_calls(module(body), INPUTS))
     assert [sizes for _, sizes in program.outputs] == [(2, 3), (2, 3), (2, 3), (3,)]
     assert program.temporaries == ()
     assert [line.strip() for line in part.splitlines() if "memcpy" in line] == [
@@ -93,7 +93,7 @@ result = empty_strided_cpu((s1 + 1, s0), (s0, 1), torch.float32)
 first(reinterpret_tensor(between, (s1,), (1,), s1*(s0 - 1)), result, (4*s0) // 3)
 return (reinterpret_tensor(result, (s0*(s1 + 1),), (1,), 0),)"""
     types = "['const float*', 'float*', 'const int64_t']"
-    found = lowered(module(body, types=types, kernel=SIZED), VARYING, ["n0", "n1"])
+    found = record_calls(module(body, types=types, kernel=SIZED), VARYING, ["n0", "n1"])
     program, part = program_of("entry", found, ["n0", "n1"])
     ((dtype, (size,)),), (bytes_between,) = program.outputs, program.temporaries
     assert dtype is torch.float32
@@ -127,7 +127,7 @@ return (reinterpret_tensor(result, (s0*(s1 + 1),), (1,), 0),)"""
 )  # fmt: skip
 def test_what_does_not_hold_for_all_sizes_is_refused(body, said):
     with pytest.raises(UnknownCodeError, match=said):
-        lowered(module(body), VARYING, ["n0", "n1"])
+        record_calls(module(body), VARYING, ["n0", "n1"])
 
 
 MADE = "result = empty_strided_cpu((2, 3), (3, 1), torch.float32)\n"
@@ -152,18 +152,18 @@ MADE = "result = empty_strided_cpu((2, 3), (3, 1), torch.float32)\n"
 )  # fmt: skip
 def test_a_module_that_does_anything_else_is_refused(body, said):
     with pytest.raises(UnknownCodeError, match=said):
-        lowered(module(body), INPUTS)
+        record_calls(module(body), INPUTS)
 
 
 @pytest.mark.parametrize("types", ["['const float*', 'int64_t']", "['float*', 'float*']"])
 def test_kernels_that_take_something_else_are_refused(types):
     body = MADE + "first(x, result)\nreturn (result,)"
     with pytest.raises(UnknownCodeError, match="a kernel is called with View"):
-        lowered(module(body, types=types), INPUTS)
+        record_calls(module(body, types=types), INPUTS)
 
 
 def test_a_kernel_of_another_form_is_refused():
     body = MADE + "first(x, result)\nreturn (result,)"
-    found = lowered(module(body, kernel="void other() {}"), INPUTS)
+    found = record_calls(module(body, kernel="void other() {}"), INPUTS)
     with pytest.raises(UnknownCodeError, match="a kernel has no function of the known name"):
         program_of("entry", found)

@@ -122,7 +122,7 @@ def test_the_thread_that_runs_it_has_not_pythons_lock(region):
 def test_it_is_called_on_the_cpu_wherever_else_tensors_are_made(region):
     node = region()
     with torch.device("meta"):
-        y, is_nan = compiled_regions.library_of(TWICE)([X])
+        y, is_nan = compiled_regions.runner_of(TWICE)([X])
         assert len(decode_region(TWICE).samples(torch.Generator().manual_seed(0))[0].tolist()) == 2
     assert torch.equal(is_nan, X.isnan())
     assert torch.equal(y.nan_to_num(), node(X)[0].nan_to_num())

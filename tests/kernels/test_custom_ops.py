@@ -12,7 +12,7 @@ import torch
 import torch2ort
 from tests.support import library_operators as own
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.errors import EngineError, ExportError, ModelLoadError, UnsupportedOperatorError
 from torch2ort.graph.function_classes import bind_classes
 from torch2ort.graph.graph_traversal import load_sites
@@ -101,7 +101,7 @@ def assert_steps_alike(actual, expected) -> None:
     assert_same(drawn, theirs[4], "the next random number")
 
 
-@pytest.mark.parametrize("body", thinned(BODIES.values(), 2), ids=BODIES)
+@pytest.mark.parametrize("body", sample_cases(BODIES.values(), 2), ids=BODIES)
 def test_it_trains_and_evaluates_like_eager(body) -> None:
     model, x = Model(body), torch.randn(3, 4)
     module = torch2ort.ORTModule(copy.deepcopy(model))

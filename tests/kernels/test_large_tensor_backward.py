@@ -9,7 +9,7 @@ import torch
 
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Square
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.symbolics.backward_decompositions import LARGE
 
 nn = torch.nn
@@ -47,7 +47,7 @@ class Model(nn.Module):
         return Square.apply(self.module(self.first(x)))
 
 
-@pytest.mark.parametrize("module", thinned(MODULES.values(), 3), ids=MODULES)
+@pytest.mark.parametrize("module", sample_cases(MODULES.values(), 3), ids=MODULES)
 def test_a_large_tensor_trains_like_eager(module):
     torch.manual_seed(0)
     batches = [(torch.randn(rows, 8, requires_grad=True),) for rows in (SIDE, SIDE + 3)]

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.kernels.recurrent import ORIGINALS, stand_in
+from torch2ort.kernels.recurrent import ORIGINALS, fake_call
 
 
 def called_with(device: str) -> list[object]:
@@ -29,7 +29,7 @@ def autocast() -> Iterator[None]:
 @pytest.mark.usefixtures("autocast")
 def test_on_a_gpu_it_is_refused() -> None:
     with pytest.raises(UnsupportedOperatorError) as caught:
-        stand_in(torch.lstm, called_with("cuda"), onednn=True)
+        fake_call(torch.lstm, called_with("cuda"), onednn=True)
     assert str(caught.value) == (
         "lstm was called on cuda:0 under torch.autocast, whose types of a recurrent net on a GPU are "
         "untested. Call it in a block `with torch.autocast('cuda', enabled=False):`"
@@ -38,8 +38,8 @@ def test_on_a_gpu_it_is_refused() -> None:
 
 @pytest.mark.usefixtures("autocast")
 def test_on_the_cpu_it_is_not() -> None:
-    assert stand_in(torch.lstm, called_with("cpu"), onednn=True) in ORIGINALS
+    assert fake_call(torch.lstm, called_with("cpu"), onednn=True) in ORIGINALS
 
 
 def test_without_autocast_it_is_not() -> None:
-    assert stand_in(torch.lstm, called_with("cuda"), onednn=True) in ORIGINALS
+    assert fake_call(torch.lstm, called_with("cuda"), onednn=True) in ORIGINALS

@@ -17,7 +17,7 @@ from tests.ops.snippets import GROUPS
 from tests.ops.sweep import Several, sample
 from tests.ops.test_snippets import REFUSED, UNTRACEABLE
 from tests.support.memory import bytes_left_by
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort import optim
 from torch2ort.artifacts import TrainingSession
 
@@ -115,7 +115,7 @@ QUICK: dict[str, Callable[[], Step]] = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(QUICK, 2))
+@pytest.mark.parametrize("name", sample_cases(QUICK, 2))
 def test_a_step_leaves_no_memory_behind(name: str):
     assert bytes_left_by(QUICK[name]()) < NOTHING
 

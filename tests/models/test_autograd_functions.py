@@ -7,7 +7,7 @@ import torch
 
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Affine, Constants, Derived, Numpy, Square, TwoOutputs, scaled
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 class Mlp(torch.nn.Module):
@@ -39,7 +39,7 @@ class Around(torch.nn.Module):
         return self.last(self._call(self.first(x)))
 
 
-OPTIMIZERS = pytest.mark.parametrize("optimizer", thinned([torch.optim.SGD, torch.optim.AdamW], 2))
+OPTIMIZERS = pytest.mark.parametrize("optimizer", sample_cases([torch.optim.SGD, torch.optim.AdamW], 2))
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.comparison import assert_trains_like_eager
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 class ConvNet(torch.nn.Module):
@@ -29,7 +29,7 @@ class ConvNet(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("training", "optimizer"),
-    thinned(itertools.product((True, False), (torch.optim.SGD, torch.optim.AdamW)), 3),
+    sample_cases(itertools.product((True, False), (torch.optim.SGD, torch.optim.AdamW)), 3),
 )
 def test_conv_net(training, optimizer):
     model = ConvNet().train(training)

@@ -7,13 +7,13 @@ import torch
 import transformers
 
 from tests.support.comparison import assert_trains_like_eager
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 OPTIMIZERS = ((torch.optim.SGD, 0.05), (torch.optim.AdamW, 1e-3))
 # Of the four, `make test` runs SGD without dropout and AdamW with it.
 TRAININGS = pytest.mark.parametrize(
     ("dropout", "optimizer", "lr"),
-    thinned([(dropout, *optimizer) for dropout in (0.0, 0.1) for optimizer in OPTIMIZERS], 3),
+    sample_cases([(dropout, *optimizer) for dropout in (0.0, 0.1) for optimizer in OPTIMIZERS], 3),
 )
 TINY = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
 

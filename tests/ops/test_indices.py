@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import torch2ort
 from tests.ops.indices import USES, Indexing, inputs, outcome
 from tests.support.comparison import assert_same, assert_trains_like_eager
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 MODES = ("training", "evaluation", "an export")
 
@@ -45,7 +45,7 @@ def wrapped(name, training):
 
 
 # A model per use and mode, of which a quarter run.
-@pytest.mark.parametrize(("name", "mode"), thinned(itertools.product(USES, MODES), 4))
+@pytest.mark.parametrize(("name", "mode"), sample_cases(itertools.product(USES, MODES), 4))
 def test_another_index_does_what_it_does_in_eager(models, name, mode):
     exported = mode == "an export"
     model = models[mode]() if exported else wrapped(name, mode == "training")

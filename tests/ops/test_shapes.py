@@ -8,7 +8,7 @@ import pytest
 
 from tests.ops.shapes import SHAPES
 from tests.ops.sweep import Outcome, sweep
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 QUICK = frozenset(list(SHAPES)[::2])
 
@@ -19,7 +19,7 @@ def outcomes(quick: bool) -> dict[str, Outcome]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", thinned(SHAPES, 5))
+@pytest.mark.parametrize("name", sample_cases(SHAPES, 5))
 def test_an_operator_at_an_edge_is_equal_to_eager(name: str) -> None:
     outcome = outcomes(name in QUICK)[name]
     assert (outcome.state, outcome.detail) == ("equal", "")

@@ -7,7 +7,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_trains_like_eager
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 class Doubled(torch.autograd.Function):
@@ -117,7 +117,7 @@ WRITES = [
 
 
 @pytest.mark.filterwarnings("ignore:.*made correct by a copy")
-@pytest.mark.parametrize("write", thinned(WRITES, 2), ids=lambda write: write.__name__)
+@pytest.mark.parametrize("write", sample_cases(WRITES, 2), ids=lambda write: write.__name__)
 def test_what_was_written_over_has_zeros_for_a_gradient(write):
     torch.manual_seed(0)
     batches = [(torch.randn(rows, 4, requires_grad=True),) for rows in (3, 5)]

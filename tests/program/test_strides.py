@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import torch2ort
 from tests.ops.indices import outcome
 from tests.support.comparison import assert_trains_like_eager
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.pythonop.abstract_run.forward_probe import real_like
 from torch2ort.sizes.symbols import size_hint
 
@@ -70,7 +70,7 @@ LYING = {
 
 @pytest.mark.parametrize("lying", LYING)
 @pytest.mark.parametrize("inplace", [False, True], ids=["", "in place"])
-@pytest.mark.parametrize("name", thinned(DRAWN, 2))
+@pytest.mark.parametrize("name", sample_cases(DRAWN, 2))
 def test_random_numbers_go_where_they_go_in_eager_behind_what_a_trace_has_in_another_order(
     name, inplace, lying
 ):

@@ -9,7 +9,7 @@ import torch
 
 import torch2ort
 from tests.ops.snippets import TORCH_2_11
-from tests.support.callable_module import Around
+from tests.support.callable_module import CallableModule
 from tests.support.functions import Square
 
 X = torch.randn(2, 4)
@@ -69,9 +69,9 @@ def test_it_is_refused_where_it_would_leave_a_node(name):
         pytest.skip("torch 2.11 cannot trace quantize_per_tensor, so that its own error arrives")
     call, what, remedy = CASES[name]
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught, torch.no_grad():
-        torch2ort.ORTModule(Around(call))(X)
-    source, first = inspect.getsourcelines(Around.forward)
-    line = f"{inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()}"
+        torch2ort.ORTModule(CallableModule(call))(X)
+    source, first = inspect.getsourcelines(CallableModule.forward)
+    line = f"{inspect.getfile(CallableModule)}:{first + 1}, in forward: {source[1].strip()}"
     assert str(caught.value) == (
         f"{what.format(line=line)}, which cannot go from one node of an ONNX graph to another. {remedy}"
     )
@@ -89,10 +89,10 @@ COMPLEX = {
 @pytest.mark.parametrize("name", COMPLEX)
 def test_an_output_of_complex_numbers_is_refused(name, run):
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
-        run(Around(COMPLEX[name]).eval(), X)
+        run(CallableModule(COMPLEX[name]).eval(), X)
     dtype = "complex128" if name == "in double precision" else "complex64"
-    source, first = inspect.getsourcelines(Around.forward)
-    line = f"{inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()}"
+    source, first = inspect.getsourcelines(CallableModule.forward)
+    line = f"{inspect.getfile(CallableModule)}:{first + 1}, in forward: {source[1].strip()}"
     assert re.fullmatch(
         rf"the model returns torch\.{dtype} \(\w+ at {re.escape(line)}\), but outputs of an ONNX graph are "
         r"real numbers\. Return torch\.view_as_real\(x\), and apply torch\.view_as_complex to the result of "
@@ -104,12 +104,12 @@ def test_an_output_of_complex_numbers_is_refused(name, run):
 @torch.no_grad()
 def test_an_operator_that_onnx_has_not_for_complex_numbers_is_refused():
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
-        torch2ort.export(Around(lambda model, h: torch.linalg.eigvals(h @ h.mT).abs()).eval(), X)
-    source, first = inspect.getsourcelines(Around.forward)
+        torch2ort.export(CallableModule(lambda model, h: torch.linalg.eigvals(h @ h.mT).abs()).eval(), X)
+    source, first = inspect.getsourcelines(CallableModule.forward)
     assert str(caught.value) == (
-        f"an operator at {inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()} computes "
-        f"with complex numbers, of which an ONNX graph has pairs of real ones, and ONNX has none for these. "
-        f"{INSIDE}"
+        f"an operator at {inspect.getfile(CallableModule)}:{first + 1}, in forward: {source[1].strip()} "
+        f"computes with complex numbers, of which an ONNX graph has pairs of real ones, and ONNX has none "
+        f"for these. {INSIDE}"
     )
 
 
@@ -127,12 +127,12 @@ MAKES_COMPLEX = {
 @pytest.mark.parametrize("name", MAKES_COMPLEX)
 def test_complex_numbers_of_onnx_itself_are_refused(name, run):
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
-        run(Around(MAKES_COMPLEX[name]).eval(), X)
-    source, first = inspect.getsourcelines(Around.forward)
+        run(CallableModule(MAKES_COMPLEX[name]).eval(), X)
+    source, first = inspect.getsourcelines(CallableModule.forward)
     assert str(caught.value) == (
-        f"an operator at {inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()} computes "
-        f"with complex numbers, of which an ONNX graph has pairs of real ones, and ONNX has none for these. "
-        f"{INSIDE}"
+        f"an operator at {inspect.getfile(CallableModule)}:{first + 1}, in forward: {source[1].strip()} "
+        f"computes with complex numbers, of which an ONNX graph has pairs of real ones, and ONNX has none "
+        f"for these. {INSIDE}"
     )
 
 
@@ -145,23 +145,25 @@ def rotated(model, h):
 @pytest.mark.parametrize("run", [torch2ort.export, lambda model, x: torch2ort.ORTModule(model)(x)])
 @pytest.mark.parametrize("is_buffer", [True, False])
 def test_a_complex_weight_that_is_read_is_refused(is_buffer, run):
-    model, turns = Around(rotated).eval(), torch.polar(torch.ones(2), torch.randn(2))
+    model, turns = CallableModule(rotated).eval(), torch.polar(torch.ones(2), torch.randn(2))
     model.register_buffer("turns", turns) if is_buffer else model.register_parameter(
         "turns", torch.nn.Parameter(turns)
     )
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
         run(model, X)
-    source, first = inspect.getsourcelines(Around.forward)
+    source, first = inspect.getsourcelines(CallableModule.forward)
     assert str(caught.value) == (
-        f"aten.mul.Tensor at {inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()} reads a "
-        f"tensor of the model's of torch.complex64, of which an ONNX graph has pairs of real numbers. Keep "
-        f"torch.view_as_real(x) in its place, and call torch.view_as_complex of it in forward"
+        f"aten.mul.Tensor at {inspect.getfile(CallableModule)}:{first + 1}, in forward: {source[1].strip()} "
+        f"reads a tensor of the model's of torch.complex64, of which an ONNX graph has pairs of real "
+        f"numbers. Keep torch.view_as_real(x) in its place, and call torch.view_as_complex of it in forward"
     )
 
 
 @torch.no_grad()
 def test_pairs_in_the_place_of_a_complex_weight_are_turned_back_in_forward():
-    model = Around(lambda model, h: rotated(SimpleNamespace(turns=torch.view_as_complex(model.pairs)), h))
+    model = CallableModule(
+        lambda model, h: rotated(SimpleNamespace(turns=torch.view_as_complex(model.pairs)), h)
+    )
     model.eval().register_buffer("pairs", torch.view_as_real(torch.polar(torch.ones(2), torch.randn(2))))
     for run in (torch2ort.export(model, X), torch2ort.ORTModule(model)):
         torch.testing.assert_close(run(X), model(X))
@@ -183,14 +185,14 @@ def test_an_inverse_transform_is_exported():
 
 @torch.no_grad()
 def test_a_complex_buffer_that_nobody_reads_is_none_of_the_graphs():
-    model = Around(lambda model, h: h * 2).eval()
+    model = CallableModule(lambda model, h: h * 2).eval()
     model.register_buffer("turns", torch.polar(torch.ones(2), torch.randn(2)))
     torch.testing.assert_close(torch2ort.export(model, X)(X), model(X))
 
 
 @torch.no_grad()
 def test_pairs_of_real_numbers_are_turned_back_behind_the_call():
-    model = Around(lambda model, h: torch.view_as_real(torch.fft.fft(h))).eval()
+    model = CallableModule(lambda model, h: torch.view_as_real(torch.fft.fft(h))).eval()
     for run in (torch2ort.export(model, X), torch2ort.ORTModule(model)):
         torch.testing.assert_close(torch.view_as_complex(run(X)), torch.fft.fft(model.linear(X)))
 
@@ -199,7 +201,7 @@ def test_pairs_of_real_numbers_are_turned_back_behind_the_call():
 def test_a_nested_argument_is_refused(run):
     nested = torch.nested.nested_tensor([X[0], X[1][:2]])
     with pytest.raises(torch2ort.ExportError) as caught:
-        run(Around(lambda model, h: h), nested)
+        run(CallableModule(lambda model, h: h), nested)
     assert str(caught.value) == (
         "the argument 'x' is nested; expected a plain dense torch.Tensor. Pass x.to_padded_tensor(0.0)"
     )
@@ -216,9 +218,9 @@ def test_a_nested_argument_is_refused(run):
 @pytest.mark.parametrize("read", [torch.Tensor.dequantize, torch.Tensor.int_repr])
 def test_quantising_is_refused_while_it_is_traced(quantise, read):
     with pytest.raises(torch2ort.ExportError) as caught:
-        torch2ort.export(Around(lambda model, h: read(quantise(h))), X)
+        torch2ort.export(CallableModule(lambda model, h: read(quantise(h))), X)
     assert re.fullmatch(
-        rf"Around: {re.escape(__file__)}:\d+ in <lambda> \(lambda h: torch.quantize_per_.*\) makes a "
+        rf"CallableModule: {re.escape(__file__)}:\d+ in <lambda> \(lambda h: torch.quantize_per_.*\) makes a "
         r"quantised tensor, which a graph cannot hold. Use torch.fake_quantize_per_tensor_affine, or put all "
         r"that computes with it into one torch.autograd.Function, which keeps PyTorch's kernels",
         str(caught.value),
@@ -227,7 +229,7 @@ def test_quantising_is_refused_while_it_is_traced(quantise, read):
 
 def test_a_function_that_gives_a_quantised_tensor_is_refused():
     with pytest.raises(torch2ort.ExportError) as caught:
-        torch2ort.export(Around(lambda model, h: Quantised.apply(h)), X)
+        torch2ort.export(CallableModule(lambda model, h: Quantised.apply(h)), X)
     assert str(caught.value) == (
         f"{__name__}.Quantised: forward returned a quantised tensor as output 0, which cannot go from one "
         f"node of an ONNX graph to another. Return x.dequantize() and quantise it again after the call"
@@ -235,24 +237,24 @@ def test_a_function_that_gives_a_quantised_tensor_is_refused():
 
 
 def test_a_function_computes_with_quantised_tensors():
-    model = Around(lambda model, h: InSteps.apply(h))
+    model = CallableModule(lambda model, h: InSteps.apply(h))
     torch.testing.assert_close(torch2ort.export(model, X)(X), model(X))
 
 
 def test_a_quantised_buffer_is_refused():
-    model = Around(lambda model, h: h + model.steps.dequantize())
+    model = CallableModule(lambda model, h: h + model.steps.dequantize())
     model.register_buffer("steps", torch.quantize_per_tensor(torch.rand(4), 0.1, 0, torch.qint8))
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.export(model, X)
     assert str(caught.value) == (
-        "Around: 'steps' is quantised, which a graph cannot hold. Keep it as steps.dequantize()"
+        "CallableModule: 'steps' is quantised, which a graph cannot hold. Keep it as steps.dequantize()"
     )
 
 
 @pytest.mark.parametrize("run", [torch2ort.export, lambda model, x: torch2ort.ORTModule(model)(x)])
 @pytest.mark.parametrize("is_buffer", [True, False])
 def test_a_sparse_weight_that_is_read_is_refused(is_buffer, run):
-    model = Around(lambda model, h: torch.sparse.mm(model.adjacent, h))
+    model = CallableModule(lambda model, h: torch.sparse.mm(model.adjacent, h))
     model.register_buffer("adjacent", torch.eye(2).to_sparse()) if is_buffer else setattr(
         model, "adjacent", torch.eye(2).to_sparse()
     )
@@ -268,7 +270,7 @@ def test_a_sparse_weight_that_is_read_is_refused(is_buffer, run):
 
 
 def test_a_sparse_buffer_that_nobody_reads_is_none_of_the_graphs():
-    model = Around(lambda model, h: h * 2).eval()
+    model = CallableModule(lambda model, h: h * 2).eval()
     model.register_buffer("adjacent", torch.eye(2).to_sparse())
     torch.testing.assert_close(torch2ort.export(model, X)(X), model(X))
 
@@ -285,7 +287,9 @@ def test_packed_weights_are_refused():
 
 def test_a_quantised_argument_is_refused():
     with pytest.raises(torch2ort.ExportError) as caught:
-        torch2ort.export(Around(lambda model, h: h), torch.quantize_per_tensor(X, 0.1, 0, torch.qint8))
+        torch2ort.export(
+            CallableModule(lambda model, h: h), torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)
+        )
     assert str(caught.value) == (
         "the argument 'x' is quantised; expected a plain dense torch.Tensor. Pass x.dequantize()"
     )

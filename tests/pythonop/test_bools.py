@@ -7,7 +7,7 @@ import torch
 from torch.autograd import Function
 
 import torch2ort
-from tests.support.callable_module import Around
+from tests.support.callable_module import CallableModule
 from tests.support.comparison import assert_same, assert_trains_like_eager
 
 
@@ -52,7 +52,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_the_models_output_is_a_bool(call, tmp_path):
-    model, x = Around(call), torch.randn(3, 4)
+    model, x = CallableModule(call), torch.randn(3, 4)
     exported = torch2ort.export(model, x)
     exported.save(tmp_path / "model.onnx")
     loaded = torch2ort.load(tmp_path / "model.onnx", functions=(Above, OnlyMask, Twice))
@@ -84,6 +84,6 @@ USES = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_operators_take_it_for_a_bool(use):
-    model, x = Around(use), torch.randn(3, 4)
+    model, x = CallableModule(use), torch.randn(3, 4)
     assert_trains_like_eager(model, [(x,)], steps=2)
     assert_same(torch2ort.export(model, x)(x), model(x), "output")

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import Function
 
 import torch2ort
-from tests.support.callable_module import Around
+from tests.support.callable_module import CallableModule
 from tests.support.comparison import assert_trains_like_eager
 from torch2ort import _native
 
@@ -61,7 +61,7 @@ def declared():
 
 
 def test_an_argument_that_is_written_to_and_returned_is_told_of_once():
-    module = torch2ort.ORTModule(Around(lambda model, h: Doubles.apply(h * 3) + 1))
+    module = torch2ort.ORTModule(CallableModule(lambda model, h: Doubles.apply(h * 3) + 1))
 
     def train():
         for _ in range(3):
@@ -83,7 +83,7 @@ def copied_bytes(name: str) -> int:
 
 @pytest.mark.usefixtures("declared")
 def test_a_map_saves_the_copy_between_functions():
-    module = torch2ort.ORTModule(Around(lambda model, h: torch.tanh(Doubles.apply(Triple.apply(h)))))
+    module = torch2ort.ORTModule(CallableModule(lambda model, h: torch.tanh(Doubles.apply(Triple.apply(h)))))
     module(torch.randn(3, 4)).sum().backward()
     before = copied_bytes("Doubles") + copied_bytes("Triple")
     module(torch.randn(3, 4)).sum().backward()
@@ -95,8 +95,8 @@ def test_what_the_function_before_saved_is_not_written_over():
     def call(model, h):
         return torch.tanh(Doubles.apply(Square.apply(h))) + Square.apply(h)
 
-    wrapped = torch2ort.ORTModule(Around(call))
-    reference = Around(lambda model, h: torch.tanh(Square.apply(h) * 2) + Square.apply(h))
+    wrapped = torch2ort.ORTModule(CallableModule(call))
+    reference = CallableModule(lambda model, h: torch.tanh(Square.apply(h) * 2) + Square.apply(h))
     reference.load_state_dict(wrapped.state_dict())
     for _ in range(2):
         x = torch.randn(3, 4)
@@ -115,7 +115,7 @@ KERNELS = {
 
 @pytest.mark.parametrize(("held", "call"), KERNELS.values(), ids=KERNELS)
 def test_calls_of_pytorchs_kernels_warn_of_nothing(held, call):
-    model = Around(lambda model, h: call(model.held, h), held)
+    model = CallableModule(lambda model, h: call(model.held, h), held)
     with warnings.catch_warnings():
         warnings.simplefilter("error", torch2ort.Torch2OrtWarning)
         assert_trains_like_eager(model, [(torch.randn(3, 4),)], steps=2, lr=0.01)

@@ -16,7 +16,7 @@ import torch
 import torch2ort
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.functions import Affine, Square, Sum, TwoOutputs
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 class Model(torch.nn.Module):
@@ -227,7 +227,7 @@ APART = {
 
 @pytest.mark.filterwarnings("ignore:.*shares memory:torch2ort.Torch2OrtWarning")
 @pytest.mark.parametrize(
-    ("body", "expected"), thinned([*JOINED.values(), *APART.values()], 5), ids=[*JOINED, *APART]
+    ("body", "expected"), sample_cases([*JOINED.values(), *APART.values()], 5), ids=[*JOINED, *APART]
 )
 def test_chains_train_like_eager(body, expected, tmp_path):
     model = Model(body)

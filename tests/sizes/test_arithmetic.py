@@ -7,7 +7,7 @@ import operator
 import pytest
 import torch
 
-from torch2ort._torch.aot import varying_sizes
+from torch2ort._torch.aot import symbolic_sizes
 from torch2ort.sizes.unbacked_sizes import arithmetic_done_once
 
 _OPERATIONS = {
@@ -27,7 +27,7 @@ _OPERATIONS = {
 
 def sizes(*numbers: int) -> list[torch.SymInt]:
     """Symbols of a trace of their own, with these values in the sample."""
-    return varying_sizes(numbers)[1]
+    return symbolic_sizes(numbers)[1]
 
 
 @pytest.mark.parametrize("name", _OPERATIONS)

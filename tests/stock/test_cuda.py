@@ -125,11 +125,11 @@ class Fail(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        if type(x) is torch.Tensor and Fail.armed:
+        if type(x) is torch.Tensor and Fail.arm_guards:
             raise Fail.error
         return x * 1.0
 
-    armed: ClassVar[bool] = False
+    arm_guards: ClassVar[bool] = False
 
 
 class Keep(torch.autograd.Function):
@@ -202,10 +202,10 @@ def test_bound_tensors_stay_on_their_device(provider):
 
 def test_an_exception_arrives_as_the_same_object(provider):
     _, session, name = session_of(lambda x, w: Fail.apply(x), provider)
-    Fail.armed = True
+    Fail.arm_guards = True
     with pytest.raises(ValueError, match="mine") as caught:
         session.run(None, {name: torch.ones(3, 100).numpy()})
-    Fail.armed = False
+    Fail.arm_guards = False
     assert caught.value is Fail.error
 
 

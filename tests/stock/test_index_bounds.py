@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import torch2ort
 from tests.ops.indices import USES, Indexing, inputs, outcome
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def loaded(tmp_path_factory):
     return torch2ort.load(path)
 
 
-@pytest.mark.parametrize("name", thinned(USES, 4))
+@pytest.mark.parametrize("name", sample_cases(USES, 4))
 def test_a_loaded_file_does_with_another_index_what_eager_does(loaded, name):
     number = USES[name].others[-1]
     tensors, indices = inputs(**{name: number})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class Around(torch.nn.Module):
+class CallableModule(torch.nn.Module):
     """Calls ``call`` with the model and a linear layer's result; ``held`` is an attribute."""
 
     def __init__(self, call, held=None) -> None:

@@ -24,5 +24,5 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return {text: decode_region(text).run for text in texts}
 
     monkeypatch.setattr(compiled_regions, "_LIBRARIES", type(compiled_regions._LIBRARIES)())
-    monkeypatch.setattr(compiled_regions, "obtained", obtained)
+    monkeypatch.setattr(compiled_regions, "load_or_compile", obtained)
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 
-def thinned(cases: Iterable[object], every: int, start: int = 0) -> list[object]:
+def sample_cases(cases: Iterable[object], every: int, start: int = 0) -> list[object]:
     """Mark all cases but every n-th as ``long``.
 
     Args:

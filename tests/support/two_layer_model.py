@@ -11,7 +11,7 @@ from torch import nn
 WIDTH = 128
 
 
-class Between(nn.Module):
+class TwoLayerModel(nn.Module):
     """``body`` between two layers."""
 
     def __init__(self, body: Callable[..., Any], normalization: nn.Module | None = None) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torch2ort
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 class Twice(nn.Module):
@@ -88,7 +88,7 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-@pytest.mark.parametrize(("call", "sizes"), thinned(PRODUCTS.values(), 2), ids=PRODUCTS)
+@pytest.mark.parametrize(("call", "sizes"), sample_cases(PRODUCTS.values(), 2), ids=PRODUCTS)
 def test_an_exported_product_over_nothing_is_zeros(call, sizes, dtype):
     model = Product(call)
     for n in (3, 0):
@@ -120,7 +120,7 @@ ADDED = {
 
 
 @pytest.mark.parametrize("weights", [(0, 1), (0, 2), (0.5, 2)], ids=str)
-@pytest.mark.parametrize(("call", "sizes"), thinned(ADDED.values(), 2, start=1), ids=ADDED)
+@pytest.mark.parametrize(("call", "sizes"), sample_cases(ADDED.values(), 2, start=1), ids=ADDED)
 def test_what_is_added_is_weighed_and_unread_at_zero(call, sizes, weights):
     beta, alpha = weights
     model = Product(lambda *operands: call(*operands, beta=beta, alpha=alpha))

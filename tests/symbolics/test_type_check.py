@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torch2ort
-from tests.support.callable_module import Around
+from tests.support.callable_module import CallableModule
 
 X = torch.randn(2, 4)
 
@@ -35,9 +35,9 @@ def translation():
 @pytest.mark.usefixtures("translation")
 def test_it_is_refused():
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
-        torch2ort.export(Around(lambda model, h: typed(h).relu().exp()).eval(), X)
-    source, first = inspect.getsourcelines(Around.forward)
-    line = re.escape(f"{inspect.getfile(Around)}:{first + 1}, in forward: {source[1].strip()}")
+        torch2ort.export(CallableModule(lambda model, h: typed(h).relu().exp()).eval(), X)
+    source, first = inspect.getsourcelines(CallableModule.forward)
+    line = re.escape(f"{inspect.getfile(CallableModule)}:{first + 1}, in forward: {source[1].strip()}")
     assert re.fullmatch(
         rf"torch2ort_tests\.typed\.default at {line} has no translation to ONNX for tensors of these types "
         rf"and shapes: its ScatterND does not fit \(.*tensor\(int64\), has unsupported type: "

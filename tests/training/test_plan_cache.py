@@ -14,7 +14,7 @@ from tests.pythonop.registry import test_gradients as registered
 from tests.support.comparison import assert_same, assert_trains_like_eager
 from tests.support.functions import Square, TwoOutputs
 from tests.support.registry_cleanup import no_entries_left  # noqa: F401 - a fixture
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import Torch2OrtWarning
 from torch2ort.runtime import optimized_model
@@ -179,7 +179,7 @@ def test_a_process_that_only_runs_forward_leaves_a_backward_to_be_made(cache, no
     compare(Several(), (0, 1))
 
 
-@pytest.mark.parametrize("kind", thinned([FORWARD, BACKWARD], 2))
+@pytest.mark.parametrize("kind", sample_cases([FORWARD, BACKWARD], 2))
 def test_an_entry_that_was_thrown_away_is_made_again(cache, kind) -> None:
     compare(Several(), (0, 1))
     for folder in entries(cache, kind):
@@ -188,7 +188,7 @@ def test_an_entry_that_was_thrown_away_is_made_again(cache, kind) -> None:
     assert len(entries(cache, FORWARD)) == len(entries(cache, BACKWARD)) == 1
 
 
-@pytest.mark.parametrize("kind", thinned([FORWARD, BACKWARD], 2, start=1))
+@pytest.mark.parametrize("kind", sample_cases([FORWARD, BACKWARD], 2, start=1))
 def test_a_damaged_entry_is_a_warning_and_made_again(cache, kind) -> None:
     compare(Several(), (0, 1))
     (folder,) = entries(cache, kind)

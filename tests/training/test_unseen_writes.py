@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import torch2ort
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 WIDTH = 64
 
@@ -61,7 +61,7 @@ def by_numpy(tensor):
 WAYS = list(itertools.product(BODIES, (4, 64), (by_data, by_numpy)))
 
 
-@pytest.mark.parametrize(("name", "length", "write"), thinned(WAYS, 3))
+@pytest.mark.parametrize(("name", "length", "write"), sample_cases(WAYS, 3))
 def test_gradients_are_eagers_after_a_write_that_nobody_sees(name, length, write):
     torch.manual_seed(0)
     net = Net(BODIES[name])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.callable_module import Around
+from tests.support.callable_module import CallableModule
 from tests.support.comparison import assert_trains_like_eager
 
 
@@ -69,4 +69,4 @@ CALLS = {
 @pytest.mark.parametrize("rows", [3, 20_000], ids=["small", "large"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_function_may_give_them(name, rows):
-    assert_trains_like_eager(Around(CALLS[name]), [(torch.randn(rows, 4),)], steps=3)
+    assert_trains_like_eager(CallableModule(CALLS[name]), [(torch.randn(rows, 4),)], steps=3)

@@ -47,7 +47,7 @@ def changed(request: pytest.FixtureRequest) -> Any:
 def test_a_guard_tells_of_a_change(way: Way, changed: Any):
     model = way.make()
     before = found(model)
-    guards = before.armed()
+    guards = before.arm_guards()
     assert guards.changed() is None
     changed(way, model)
     assert guards.changed() is not None
@@ -58,7 +58,7 @@ def test_a_guard_tells_of_a_change(way: Way, changed: Any):
 def test_what_nobody_reads_is_no_change(way: Way, changed: Any):
     model = way.make()
     before = found(model)
-    guards = before.armed()
+    guards = before.arm_guards()
     changed(way, model)
     assert guards.changed() is None or found(model).changes(before) == []
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import torch2ort
 from tests.support.comparison import assert_same
 from tests.support.functions import Square
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.store.store import Store
 
@@ -73,7 +73,7 @@ def _state() -> list[Any]:
 
 # Each phase is interrupted in one kind of start; the other one is left to `make test-long`.
 STARTS = [
-    case for i, phase in enumerate(PHASES) for case in thinned([(phase, False), (phase, True)], 2, i % 2)
+    case for i, phase in enumerate(PHASES) for case in sample_cases([(phase, False), (phase, True)], 2, i % 2)
 ]
 
 

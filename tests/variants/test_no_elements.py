@@ -7,7 +7,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_trains_like_eager, tensors_of
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 class Around(torch.nn.Module):
@@ -49,7 +49,9 @@ CALLS = {
 # Each call starts without elements or has none later; the other one is left to `make test-long`.
 SIZES = ((0, 3), (3, 0, 2))
 TRAININGS = [
-    case for i, name in enumerate(CALLS) for case in thinned([(name, sizes) for sizes in SIZES], 2, i % 2)
+    case
+    for i, name in enumerate(CALLS)
+    for case in sample_cases([(name, sizes) for sizes in SIZES], 2, i % 2)
 ]
 
 

@@ -27,7 +27,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from tests.variants.model_changes import Reads
 
 distributions = torch.distributions
@@ -159,7 +159,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any,
 }
 
 
-@pytest.mark.parametrize("name", thinned(CHANGES, 2))
+@pytest.mark.parametrize("name", sample_cases(CHANGES, 2))
 def test_what_an_object_holds_is_compared_before_each_call(name: str):
     make, read, change = CHANGES[name]
     VARIABLE.set(1.0)

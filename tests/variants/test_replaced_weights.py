@@ -66,7 +66,7 @@ def test_a_step_reads_the_weights_that_stand_there(tied: bool, change: Callable[
 def test_a_change_is_told_each_time_it_is_asked_for():
     model = Two(tied=False)
     tensors, schema = io_schema.flatten({"x": torch.randn(2, 4)})
-    guards = dependencies(model, tensors, schema).armed()
+    guards = dependencies(model, tensors, schema).arm_guards()
     tie(model)
     assert str(guards.changed()) == str(guards.changed()) == "_parameters of module second"
 
@@ -74,7 +74,7 @@ def test_a_change_is_told_each_time_it_is_asked_for():
 def test_another_weight_of_the_same_form_is_no_change_and_is_noted_when_it_is_accepted():
     model = Two(tied=False)
     tensors, schema = io_schema.flatten({"x": torch.randn(2, 4)})
-    guards = dependencies(model, tensors, schema).armed()
+    guards = dependencies(model, tensors, schema).arm_guards()
     part(model)
     assert (guards.changed(), guards.moves) == (None, 0)
     assert (guards.accept(), guards.moves) == (None, 1)

@@ -12,7 +12,7 @@ import torch
 
 import torch2ort
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from tests.variants.model_changes import Powered
 from tests.variants.test_guards import gradients
 
@@ -67,7 +67,7 @@ COMPUTED = {
 
 
 @pytest.mark.filterwarnings("error::torch2ort.Torch2OrtWarning")
-@pytest.mark.parametrize("name", thinned(COMPUTED, 2))
+@pytest.mark.parametrize("name", sample_cases(COMPUTED, 2))
 def test_a_number_that_forward_computes_with_exports_twice(name: str):
     assert graphs_of(COMPUTED[name], [0.5 + i for i in range(6)]) == 2
 
@@ -131,7 +131,7 @@ def _guarded(h, n):
         return h * 7
 
 
-@pytest.mark.parametrize(("name", "kind"), thinned(itertools.product(READ, (int, float)), 3))
+@pytest.mark.parametrize(("name", "kind"), sample_cases(itertools.product(READ, (int, float)), 3))
 def test_a_number_that_python_reads_has_a_graph_for_each_value(name: str, kind: type):
     assert graphs_of(READ[name], [kind(1), kind(2), kind(3)]) == 3
 

@@ -17,7 +17,7 @@ from torch2ort.errors import ModelLoadError
 from torch2ort.graph.costs import Cost, Costs
 from torch2ort.graph.exact_nodes import exact_nodes
 from torch2ort.graph.file import METADATA_KEY
-from torch2ort.graph.function_calls import called, function_calls, inlined
+from torch2ort.graph.function_calls import called, function_calls, inline_bodies
 from torch2ort.graph.graph_traversal import python_op_nodes
 from torch2ort.graph.node_provenance import Origin, kernel_name
 from torch2ort.pythonop import SITE_ATTRIBUTE, TENSOR, Site, load_node
@@ -93,7 +93,7 @@ def _describe(model: onnx.ModelProto) -> Iterator[str]:
 
 def _whole(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the operators of bodies inlined, and their shapes."""
-    return onnx.shape_inference.infer_shapes(inlined(model)) if model.functions else model
+    return onnx.shape_inference.infer_shapes(inline_bodies(model)) if model.functions else model
 
 
 def _size(text: str) -> tuple[str, int]:

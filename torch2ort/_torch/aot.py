@@ -101,12 +101,12 @@ def fake_constant(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
     return mode.from_tensor(value, static_shapes=True)
 
 
-def varying_sizes(hints: Sequence[int], *, decided: int = 0) -> tuple[FakeTensorMode, list[Any]]:
+def symbolic_sizes(hints: Sequence[int], *, unbacked: int = 0) -> tuple[FakeTensorMode, list[Any]]:
     """Create a mode with a symbolic size for each hint.
 
     Args:
         hints: the value of each size in the sample.
-        decided: the number of further, data-dependent sizes.
+        unbacked: the number of further, data-dependent sizes.
     """
     from torch._dynamo.source import ConstantSource  # slow to import; few graphs out of the cache need it
 
@@ -118,30 +118,30 @@ def varying_sizes(hints: Sequence[int], *, decided: int = 0) -> tuple[FakeTensor
         ).shape[0]
         for i, hint in enumerate(hints)
     ]
-    for _ in range(decided):
-        sizes.append(_decided_size(mode.shape_env))
+    for _ in range(unbacked):
+        sizes.append(_unbacked_size(mode.shape_env))
     return mode, sizes
 
 
 def new_size(like: torch.SymInt) -> torch.SymInt:
     """Create an unbacked size in the trace of another size."""
-    return _decided_size(like.node.shape_env)
+    return _unbacked_size(like.node.shape_env)
 
 
-def of_decided_size(like: torch.Tensor) -> torch.Tensor:
+def vector_of_unbacked_size(like: torch.Tensor) -> torch.Tensor:
     """Create a vector of the dtype of a trace's tensor, of data-dependent size."""
     mode = cast(FakeTensor, like).fake_mode
     with mode:
-        return torch.empty(_decided_size(mode.shape_env), dtype=like.dtype)
+        return torch.empty(_unbacked_size(mode.shape_env), dtype=like.dtype)
 
 
-def _decided_size(environment: Any) -> torch.SymInt:
+def _unbacked_size(environment: Any) -> torch.SymInt:
     made: torch.SymInt = environment.create_unbacked_symint()
     _constrain_range_for_size(made, min=0)
     return made
 
 
-def take_for_equal(size: Any, other: Any) -> None:
+def assert_sizes_equal(size: Any, other: Any) -> None:
     """Tell torch that two sizes are equal, at least one of which is symbolic."""
     torch._check(size == other)
 

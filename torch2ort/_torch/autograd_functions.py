@@ -73,7 +73,7 @@ with private_names("torch"):
     ]
 
 # Replaces a call of a Function's `apply`, or returns NotImplemented: (the class, args, keyword args or None).
-StandIn = Callable[[type, tuple[Any, ...], dict[str, Any] | None], Any]
+ApplyHook = Callable[[type, tuple[Any, ...], dict[str, Any] | None], Any]
 
 __all__ = [
     "OpOverload",
@@ -122,7 +122,7 @@ def makes_quantised(operator: Any) -> bool:
     return isinstance(operator, OpOverload) and bool(_QUANTISING.match(operator._schema.name))
 
 
-def intercept_apply(stand_in: StandIn) -> None:
+def intercept_apply(stand_in: ApplyHook) -> None:
     """Call ``stand_in`` first, at each call of any Function's ``apply`` on any thread.
 
     Every ``apply`` ends in the same C function, also one that was bound before as ``fn = MyFunction.apply``,

@@ -126,7 +126,7 @@ def _with_formulas() -> tuple[OpOverload, ...]:
     return tuple(target for target in targets if _FORMULA_KEYS[0] in target.py_kernels)
 
 
-def taken_apart() -> list[OpOverload]:
+def decomposed_for_autograd() -> list[OpOverload]:
     """Return operators with a kernel and a derivative of their own that a trace decomposes for autograd."""
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key
     own = [o for o in _with_formulas() if not is_composite(o.name(), "CompositeImplicitAutograd")]
@@ -144,7 +144,7 @@ def resized_size(size: Sequence[Any], wanted: Sequence[Any] | None, scales: Sequ
 
 
 @contextmanager
-def formulas_met(formulas: Mapping[OpOverload, Callable[..., Any] | None]) -> Iterator[None]:
+def autograd_formulas_replaced(formulas: Mapping[OpOverload, Callable[..., Any] | None]) -> Iterator[None]:
     """Replace autograd's formulas of operators in a trace; one thread at a time.
 
     Args:
@@ -213,7 +213,7 @@ def decomposition_table(
     adapted: Callable[[dict[Any, Callable[..., Any]]], dict[Any, Callable[..., Any]]],
     *,
     decomposed: Iterable[OpOverload],
-    whole: Iterable[Any],
+    not_decomposed: Iterable[Any],
     over_fixed_sizes: Mapping[OpOverload, int],
     composites_only: bool,
 ) -> dict[Any, Callable[..., Any]]:
@@ -224,7 +224,7 @@ def decomposition_table(
         own: decompositions of torch2ort, which precede those of torch and any translation.
         adapted: maps all of these to the decompositions that are used.
         decomposed: composites that are decomposed although torch.onnx translates them.
-        whole: operators that are not decomposed.
+        not_decomposed: operators that are not decomposed.
         over_fixed_sizes: operator -> a number of last dimensions of its input; the operator is not
             decomposed where the size of one of them varies.
         composites_only: decompose an operator that is no composite only if ``own`` does: torch's
@@ -235,7 +235,7 @@ def decomposition_table(
         frozenset(own.items()),
         adapted,
         frozenset(decomposed),
-        frozenset(whole),
+        frozenset(not_decomposed),
         frozenset(over_fixed_sizes.items()),
         composites_only,
         number_of_operators(),
@@ -253,7 +253,7 @@ def _table(
     own: frozenset[tuple[Any, Callable[..., Any]]],
     adapted: Callable[[dict[Any, Callable[..., Any]]], dict[Any, Callable[..., Any]]],
     decomposed: frozenset[OpOverload],
-    whole: frozenset[Any],
+    not_decomposed: frozenset[Any],
     over_fixed_sizes: frozenset[tuple[OpOverload, int]],
     composites_only: bool,
     operators: int,
@@ -261,7 +261,7 @@ def _table(
     decompositions = {
         target: function
         for target, function in untranslated(translated, operators).items()
-        if target not in whole and not _is_left(target, function, composites_only=composites_only)
+        if target not in not_decomposed and not _is_left(target, function, composites_only=composites_only)
     }
     defaults = _defaults(operators)
     decompositions.update({target: defaults[target] for target in decomposed})

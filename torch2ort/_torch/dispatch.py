@@ -46,9 +46,7 @@ with private_names("torch"):
 
 # These save the LU decomposition of the matrix for backward, or that of its transpose where the matrix is
 # row-major; autograd's formula reads the matrix's memory layout.
-KEEPS_WHAT_LIES_IN_ROWS = frozenset(
-    {torch.ops.aten._linalg_det.default, torch.ops.aten._linalg_slogdet.default}
-)
+SAVES_LU_BY_LAYOUT = frozenset({torch.ops.aten._linalg_det.default, torch.ops.aten._linalg_slogdet.default})
 
 # The functions of torch._VF that nn.LSTM, nn.GRU and nn.RNN call.
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -90,7 +88,7 @@ def as_in_eager() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def from_the_top() -> Iterator[None]:
+def with_autograd_and_autocast() -> Iterator[None]:
     """Context in which operators are dispatched to autograd and autocast, as where a user calls them.
 
     A fake kernel runs below both.
@@ -134,7 +132,7 @@ def has_autocast(operator: Any, kinds: tuple[str, ...]) -> bool:
     return any(has(operator.name(), _AUTOCAST_KEYS[kind]) for kind in kinds)
 
 
-class Recorded(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """A mode that records the operators that run in it, below autocast and autograd.
 
     Attributes:

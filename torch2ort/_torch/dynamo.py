@@ -260,7 +260,7 @@ def is_tangent(node: torch.fx.Node) -> bool:
     return node.op == "placeholder" and node.name.startswith("tangents")
 
 
-class StandIn(Protocol):
+class ApplyReplacement(Protocol):
     """A function that chooses the callable that dynamo puts into a graph for a call of a Function."""
 
     def __call__(
@@ -282,7 +282,7 @@ class StandIn(Protocol):
         """
 
 
-def stand_in_for_apply(backend: Callable[..., Any], stand_in: StandIn) -> None:
+def stand_in_for_apply(backend: Callable[..., Any], stand_in: ApplyReplacement) -> None:
     """Let dynamo put another call into a graph instead of the call of a Function's forward.
 
     Args:

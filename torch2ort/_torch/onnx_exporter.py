@@ -30,7 +30,7 @@ import torch
 
 from torch2ort._torch.fake_tensors import fake_mode
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.log import quiet
+from torch2ort.log import suppress_libraries
 from torch2ort.support.provenance import source_line
 from torch2ort.support.versions import need, private_names
 
@@ -66,7 +66,7 @@ OF_COMPLEX = "of_complex"
 
 @functools.cache
 def _torchlib() -> _registration.ONNXRegistry:
-    with quiet():
+    with suppress_libraries():
         return _registration.ONNXRegistry.from_torchlib()
 
 
@@ -90,7 +90,7 @@ class _Registered(NamedTuple):
     def of(cls, target: Any, function: Callable[..., Any]) -> _Registered:
         """Register a translation of an operator."""
         alone = _registration.ONNXRegistry()
-        with quiet():
+        with suppress_libraries():
             alone.register_op(target, function, is_complex=getattr(function, OF_COMPLEX, False))
         ((key, (meta,)),) = alone.functions.items()
         return cls((key, meta), (key, _with_own_results(meta)))
@@ -190,7 +190,7 @@ def to_onnx(program: torch.export.ExportedProgram, table: Table, calls: Table) -
     own += [_Registered.of(*entry).apart for entry in calls.items()]
     known = _in_front(own, _torchlib_with_own_results())
     dtypes = {node: _dtype(node) for node in program.graph.nodes}
-    with quiet():
+    with suppress_libraries():
         # torch 2.11 treats the first operator that runs here as the promoted one; where an input requires
         # a gradient, that is the operator that reads its device.
         with torch.no_grad():

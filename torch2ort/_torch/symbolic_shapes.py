@@ -140,7 +140,7 @@ def is_value(size: Any, known: Container[sympy.Symbol]) -> bool:
     return symbolic and any(symbol not in known for symbol in free_unbacked_symbols(size))
 
 
-def decided_sizes(environment: Any) -> int:
+def num_unbacked_sizes(environment: Any) -> int:
     """Return the number of data-dependent sizes that a trace has created so far."""
     return int(environment.unbacked_symint_counter)
 
@@ -218,22 +218,22 @@ def arithmetic_done_once() -> contextlib.AbstractContextManager[None]:
     return replaced(SymNode, **{name: once(name, compute) for name, compute in before.items()})
 
 
-def asserts(environment: Any) -> int:
+def num_deferred_asserts(environment: Any) -> int:
     """Return the number of conditions on data-dependent sizes that a trace has assumed so far."""
     return int(environment.num_deferred_runtime_asserts)
 
 
-def assumed(environment: Any) -> list[sympy.Expr]:
+def deferred_asserts(environment: Any) -> list[sympy.Expr]:
     """Return the assumed conditions on data-dependent sizes, over the sizes' original expressions."""
     return [one.expr for found in environment.deferred_runtime_asserts.values() for one in found]
 
 
-def forget_assumed(environment: Any) -> None:
-    """Drop the conditions that :func:`assumed` returns."""
+def clear_deferred_asserts(environment: Any) -> None:
+    """Drop the conditions that :func:`deferred_asserts` returns."""
     environment.deferred_runtime_asserts.clear()
 
 
-def take_for_one(environment: Any, names: Mapping[sympy.Symbol, sympy.Symbol]) -> None:
+def replace_symbols(environment: Any, names: Mapping[sympy.Symbol, sympy.Symbol]) -> None:
     """Replace some symbols of a trace by others that are equal, which torch does not find within a sum."""
     known = environment.replacements
     # Earlier replacements between the two would make a cycle.

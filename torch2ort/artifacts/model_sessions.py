@@ -9,12 +9,12 @@ from typing import Any
 
 from torch2ort.artifacts._onnxruntime import onnxruntime
 from torch2ort.artifacts.read_training_json import Description, read_model
-from torch2ort.artifacts.stateful_session import Run, Runner, make_session
+from torch2ort.artifacts.stateful_session import BoundRun, Runner, make_session
 from torch2ort.errors import ModelLoadError
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenSession:
     """A session over one file.
 
     Attributes:
@@ -32,7 +32,7 @@ class Opened:
         given: Mapping[str, onnxruntime.OrtValue],
         written: Mapping[str, onnxruntime.OrtValue],
         results: Sequence[str],
-    ) -> Run:
+    ) -> BoundRun:
         """Return a run of the file with these values bound.
 
         Args:
@@ -41,10 +41,10 @@ class Opened:
             results: outputs that are fetched.
         """
         fixed = {name: value for name, value in given.items() if name in self.inputs}
-        return Run(self.session, fixed, written, results, self.runner)
+        return BoundRun(self.session, fixed, written, results, self.runner)
 
 
-class Opener:
+class SessionFactory:
     """A factory of sessions over the files of one training step.
 
     Args:
@@ -68,7 +68,7 @@ class Opener:
         self._functions = tuple(functions) if isinstance(functions, Iterator) else functions
         self._numbers = numbers
 
-    def open(self, path: Path, role: str | None = None) -> Opened:
+    def open(self, path: Path, role: str | None = None) -> OpenSession:
         """Open a session over a file.
 
         Args:
@@ -84,7 +84,7 @@ class Opener:
         content = read_model(path.parent, path.name, self._description, role)
         runner = self._runner(content, path)
         session = make_session(content, str(path), self._providers, self._options, runner)
-        return Opened(session, runner, frozenset(value.name for value in session.get_inputs()))
+        return OpenSession(session, runner, frozenset(value.name for value in session.get_inputs()))
 
     def _runner(self, content: bytes, path: Path) -> Runner | None:
         if not self._description.functions:

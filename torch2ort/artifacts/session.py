@@ -15,9 +15,9 @@ from torch2ort.artifacts import read_training_json as files
 from torch2ort.artifacts import scalar_arguments
 from torch2ort.artifacts.batch import BatchReader
 from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
-from torch2ort.artifacts.model_sessions import Opened, Opener
+from torch2ort.artifacts.model_sessions import OpenSession, SessionFactory
 from torch2ort.artifacts.read_training_json import read_description, read_model
-from torch2ort.artifacts.stateful_session import Run, State, device_of, on_device
+from torch2ort.artifacts.stateful_session import BoundRun, State, device_of, on_device
 from torch2ort.artifacts.write_inference_model import write_inference_model
 
 
@@ -57,7 +57,7 @@ class TrainingSession:
         self._lock = threading.RLock()
         self._folder = Path(folder)
         self.description = read_description(self._folder)
-        self._opener = Opener(
+        self._opener = SessionFactory(
             self.description, providers, session_options, functions, lambda: (self.seed, self.steps)
         )
         start = Progress(0, 0, self.description.learning_rate)
@@ -71,7 +71,7 @@ class TrainingSession:
         self._runs = [self._run(opened, self._state.sets[i], self._state.sets[1 - i]) for i in range(2)]
         self._take(progress)
 
-    def _run(self, opened: Opened, read: dict[str, Any], written: dict[str, Any]) -> Run:
+    def _run(self, opened: OpenSession, read: dict[str, Any], written: dict[str, Any]) -> BoundRun:
         given = {**read, files.LEARNING_RATE: self._lr_value, files.SEED: self._seed_value}
         feeds = self.description.feeds[files.TRAIN_STEP]
         outputs = {output: written[name] for output, name in feeds.items()}
@@ -116,7 +116,7 @@ class TrainingSession:
             return self._evaluations[self._state.current](arrays)
 
     @cached_property
-    def _evaluations(self) -> list[Run]:
+    def _evaluations(self) -> list[BoundRun]:
         opened = self._opener.open(self._folder / files.EVAL_MODEL)
         return [opened.run(values, {}, self.description.results) for values in self._state.sets]
 

@@ -120,7 +120,7 @@ class State:
             self.values()[name].update_inplace(np.ascontiguousarray(array).reshape(array.shape))
 
 
-class Run:
+class BoundRun:
     """Runs of one file with bound inputs and outputs.
 
     Args:

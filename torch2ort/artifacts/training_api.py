@@ -17,9 +17,9 @@ from torch2ort.artifacts._onnxruntime import onnxruntime
 from torch2ort.artifacts.batch import BatchReader
 from torch2ort.artifacts.checkpoint import Progress, description_in, read_checkpoint, write_checkpoint
 from torch2ort.artifacts.checkpoint_parameters import Parameters, Properties
-from torch2ort.artifacts.model_sessions import Opened, Opener
+from torch2ort.artifacts.model_sessions import OpenSession, SessionFactory
 from torch2ort.artifacts.read_training_json import Description, read_description, read_model
-from torch2ort.artifacts.stateful_session import Run, State, device_of, first_values, on_device
+from torch2ort.artifacts.stateful_session import BoundRun, State, device_of, first_values, on_device
 from torch2ort.artifacts.write_inference_model import write_inference_model
 from torch2ort.errors import OptionError, SchemaMismatchError
 
@@ -163,7 +163,7 @@ class Module:
         self._checkpoint, self._description = state, state.description
         if device not in _PROVIDERS:
             raise OptionError(f"device={device!r}: expected one of {sorted(_PROVIDERS)}")
-        self._opener = Opener(
+        self._opener = SessionFactory(
             state.description,
             _PROVIDERS[device],
             session_options,
@@ -188,7 +188,7 @@ class Module:
         )
         self.lazy_reset_grad()
 
-    def _run(self, opened: Opened, state: int, gradients: int) -> Run:
+    def _run(self, opened: OpenSession, state: int, gradients: int) -> BoundRun:
         read, sums = self.state.sets[state], self.gradients.sets[gradients]
         given = {**read, **sums, files.RESET: self._fresh, files.SEED: self._seed}
         feeds = self._description.feeds[files.TRAINING_MODEL]

@@ -93,17 +93,17 @@ def _in_parts(function: Callable[..., torch.fx.Node]) -> Callable[[Rewriting, to
     return rewrite
 
 
-def _turned(call: _Parts, left: torch.fx.Node, right: torch.fx.Node) -> torch.fx.Node:
+def _transposed_product(call: _Parts, left: torch.fx.Node, right: torch.fx.Node) -> torch.fx.Node:
     """Compute ``(right.T @ left.T).T``."""
     product = aten.mm.default if left.meta["val"].dim() == 2 else aten.bmm.default
     left, right = (call(aten.transpose.int, matrix, -2, -1) for matrix in (left, right))
     return call(aten.transpose.int, call(product, right, left), -2, -1)
 
 
-def _turned_with_bias(
+def _transposed_product_with_bias(
     call: _Parts, bias: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node
 ) -> torch.fx.Node:
-    return call(aten.add.Tensor, _turned(call, left, right), bias)
+    return call(aten.add.Tensor, _transposed_product(call, left, right), bias)
 
 
 def _of_softmax(
@@ -159,14 +159,14 @@ def _transposed(rewriting: Rewriting, node: torch.fx.Node) -> None:
     made = call(
         aten.convolution.default, gradient, weight, None, stride, padding, dilation, True, more, groups
     )
-    _stand_for(node, 0, made)
+    _replace_result(node, 0, made)
     if any(cast("list[bool]", mask)[1:]):
         rest = call(node.target, *node.args[:10], [False, *cast("list[bool]", mask)[1:]])
         node.replace_all_uses_with(rest)
     node.graph.erase_node(node)
 
 
-def _stand_for(node: torch.fx.Node, number: int, instead: torch.fx.Node) -> None:
+def _replace_result(node: torch.fx.Node, number: int, instead: torch.fx.Node) -> None:
     """Replace one of an operator's several results by another value."""
     for user in list(node.users):
         if user.target is operator.getitem and user.args[1] == number:
@@ -203,8 +203,10 @@ PRODUCT = Alternative(
     "kernel", "in PyTorch's kernel", lambda rewriting, node: rewriting.to_kernel(node, any_order=True)
 )
 ONNX = Alternative("onnx", "in ONNX Runtime's operator", Rewriting.to_onnx)
-TURNED = Alternative("turned", "as the transposed product", _in_parts(_turned))
-TURNED_WITH_BIAS = Alternative("turned", "as the transposed product", _in_parts(_turned_with_bias))
+TURNED = Alternative("turned", "as the transposed product", _in_parts(_transposed_product))
+TURNED_WITH_BIAS = Alternative(
+    "turned", "as the transposed product", _in_parts(_transposed_product_with_bias)
+)
 TRANSPOSED = Alternative(
     "transposed", "with ONNX Runtime's ConvTranspose for the input's gradient", _transposed
 )

@@ -14,7 +14,7 @@ from torch2ort.autotune.hardware_key import machine
 from torch2ort.autotune.processor_rule import KINDS, faster_in_kernels
 from torch2ort.cache.key.key import Key
 from torch2ort.cache.store import location
-from torch2ort.cache.store.graph_entries import Kept, keep
+from torch2ort.cache.store.graph_entries import EntryContent, store_entry
 from torch2ort.cache.store.store import RefusedError, Store
 from torch2ort.log import logger
 from torch2ort.options import Options
@@ -112,7 +112,9 @@ def note(options: Options, ratios: Mapping[str, float]) -> Calibration | None:
         before = _read(store, key)
         store.remove(key.digest)
         made = Calibration(1 if before is None else before.runs + 1, dict(ratios))
-        reason = keep(store, key, _KIND, Kept({"runs": made.runs, "ratios": dict(made.ratios)}, {}))
+        reason = store_entry(
+            store, key, _KIND, EntryContent({"runs": made.runs, "ratios": dict(made.ratios)}, {})
+        )
     return made if reason is None else None
 
 

@@ -47,7 +47,7 @@ _POINTWISE = frozenset(
 )
 
 
-def laid(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
+def image_results(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
     """Map convolutions, and the operators that read their images, to the image that each computes.
 
     Args:
@@ -66,7 +66,7 @@ def laid(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
     return found
 
 
-def lay(graph: torch.fx.Graph) -> None:
+def set_channels_last(graph: torch.fx.Graph) -> None:
     """Make convolutions compute channels-last images, and the operators that read these images, too.
 
     Only the strides of values are changed, as if the model had been traced in that layout.
@@ -74,7 +74,7 @@ def lay(graph: torch.fx.Graph) -> None:
     Args:
         graph: a functional graph.
     """
-    for node, image in laid(graph).items():
+    for node, image in image_results(graph).items():
         results = [image]
         if image is not node:
             results = [user for user in node.users if user.target is operator.getitem and _is_image(user)]
@@ -86,7 +86,7 @@ def lay(graph: torch.fx.Graph) -> None:
 
 
 def region(graph: torch.fx.Graph) -> tuple[Half, str] | None:
-    """Return a copy of the operators whose images :func:`lay` would change, and a text that identifies them.
+    """Return a copy of the operators that :func:`set_channels_last` would change, and a text that names them.
 
     Args:
         graph: the joint graph, which is functional.
@@ -94,7 +94,7 @@ def region(graph: torch.fx.Graph) -> tuple[Half, str] | None:
     Returns:
         ``None`` if there are none.
     """
-    found = laid(graph)
+    found = image_results(graph)
     chosen = [n for n in graph.nodes if n in found or (n.target is operator.getitem and n.args[0] in found)]
     if not chosen:
         return None
@@ -116,7 +116,7 @@ def region(graph: torch.fx.Graph) -> tuple[Half, str] | None:
     return half, hashlib.sha256("\n".join([*words, repr(copied.output_node().args)]).encode()).hexdigest()
 
 
-def arrange(rewriting: Rewriting, graph: torch.fx.Graph) -> None:
+def compute_channels_last(rewriting: Rewriting, graph: torch.fx.Graph) -> None:
     """Compute images in their memory layout.
 
     Args:

@@ -17,7 +17,7 @@ import torch
 from torch2ort._torch.aot import FakeTensorMode
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.autotune.alternatives import ALTERNATIVES, Alternative, Rewriting
-from torch2ort.autotune.channels_last import arrange, laid, lay, region
+from torch2ort.autotune.channels_last import compute_channels_last, image_results, region, set_channels_last
 from torch2ort.autotune.hardware_key import machine
 from torch2ort.autotune.microbenchmark import (
     AGAIN,
@@ -32,7 +32,7 @@ from torch2ort.autotune.microbenchmark import (
     ways,
 )
 from torch2ort.cache.key.key import Key
-from torch2ort.cache.store.graph_entries import Kept, keep
+from torch2ort.cache.store.graph_entries import EntryContent, store_entry
 from torch2ort.cache.store.store import Store
 from torch2ort.differentiate.op_signature import LARGE, alone, description, elements, is_fixed, words
 from torch2ort.differentiate.split import Half
@@ -115,7 +115,7 @@ class Tuner:
         logger.log(level, "autotune: of %d operators, %s.", len(order), told or "none")
         rewriting.graph.lint()
 
-    def lay_out(self, graph: torch.fx.Graph) -> None:
+    def choose_layout(self, graph: torch.fx.Graph) -> None:
         """Make images channels-last, if convolutions and the operators between them are faster so together.
 
         Args:
@@ -130,24 +130,24 @@ class Tuner:
         )
         if seconds is None or winner(seconds) == RULE:
             return
-        lay(graph)
+        set_channels_last(graph)
         logger.info(
             "autotune: %d operators of images run channels-last, in %.2f of the time by the rule "
             "(%.0f microseconds).",
-            *(len(laid(graph)), seconds[LAID] / seconds[RULE], seconds[RULE] * 1e6),
+            *(len(image_results(graph)), seconds[LAID] / seconds[RULE], seconds[RULE] * 1e6),
         )
 
     def _layouts(self, graph: torch.fx.Graph, standing: Half, most: float) -> dict[str, Way]:
         """Return the ways to compute the operators of images in a graph."""
         other, _ = cast("tuple[Half, str]", region(graph))
-        lay(other.graph_module.graph)
+        set_channels_last(other.graph_module.graph)
         by_rule, laid_out = map(self._tuned, (standing, other))
         return layouts(by_rule, laid_out, standing, self._options, most)
 
     def _tuned(self, half: Half) -> Program:
         """Translate a half, with its operators as they are measured."""
         rewriting = Rewriting(half.graph_module.graph)
-        arrange(rewriting, half.graph_module.graph)
+        compute_channels_last(rewriting, half.graph_module.graph)
         self.tune(rewriting, logging.DEBUG)
         return Program.of(half, rewriting, self._target)
 
@@ -196,7 +196,7 @@ class Tuner:
             with nullcontext(True) if self._store is None else self._store.lock(key.digest, 0) as is_mine:
                 seconds = self._kept(key) or (self._measured(make) if is_mine else None)
                 if seconds is not None and self._store is not None:
-                    keep(self._store, key, _KIND, Kept({"seconds": dict(seconds)}, {}))
+                    store_entry(self._store, key, _KIND, EntryContent({"seconds": dict(seconds)}, {}))
         return None if seconds is None else _KNOWN.first(key.digest, seconds)
 
     def _measured(self, make: Callable[[float], Mapping[str, Way]]) -> Mapping[str, float] | None:

@@ -2,7 +2,7 @@
 
 from torch2ort._torch.global_state import global_hook_tables
 from torch2ort.cache.key.constant_bytes import words
-from torch2ort.cache.key.guards import Armed, Change, Written
+from torch2ort.cache.key.guards import ActiveGuards, Change, FunctionWrittenPlaces
 from torch2ort.cache.key.key import (
     Dependencies,
     Key,
@@ -12,28 +12,28 @@ from torch2ort.cache.key.key import (
     tensor_of,
 )
 from torch2ort.cache.key.packages import package_of_module
-from torch2ort.cache.key.write_only_state import NOTHING, Unread
-from torch2ort.cache.store.graph_entries import Kept, Shelf, keep
+from torch2ort.cache.key.write_only_state import NOTHING, WriteOnlyState
+from torch2ort.cache.store.graph_entries import EntryContent, GraphEntries, store_entry
 from torch2ort.cache.store.store import RefusedError, Store
 
 __all__ = [
     "NOTHING",
-    "Armed",
+    "ActiveGuards",
     "Change",
     "Dependencies",
-    "Kept",
+    "EntryContent",
+    "FunctionWrittenPlaces",
+    "GraphEntries",
     "Key",
     "RefusedError",
-    "Shelf",
     "Store",
     "Unkeyable",
-    "Unread",
-    "Written",
+    "WriteOnlyState",
     "dependencies",
     "global_hook_tables",
-    "keep",
     "named_tensors",
     "package_of_module",
+    "store_entry",
     "tensor_of",
     "words",
 ]

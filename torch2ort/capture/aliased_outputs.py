@@ -14,7 +14,7 @@ import torch
 Origin = tuple[str, int | str] | None
 
 
-def origins_of(
+def output_origins(
     outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], model: torch.nn.Module
 ) -> tuple[Origin, ...]:
     """Return the origin of each of ``outputs``, the results of a call of ``model`` with ``inputs``."""

@@ -34,7 +34,7 @@ class Note(NamedTuple):
 
 
 @contextlib.contextmanager
-def noted(cache: bool) -> Iterator[None]:
+def recording_autocast(cache: bool) -> Iterator[None]:
     """Record the state of autocast in the nodes that are traced inside.
 
     Args:

@@ -22,7 +22,7 @@ _CHECKED_BY = torch.distributions.Distribution.__module__
 _MOST_CALLS = 16
 
 
-def stand_in(function: Any, arguments: tuple[Any, ...]) -> Any | None:
+def replacement_for(function: Any, arguments: tuple[Any, ...]) -> Any | None:
     """Return the replacement of ``function`` in a trace, if torch.distributions calls it; else ``None``."""
     if function is not private.is_all_true or type(arguments[0]) is torch.Tensor:
         return None

@@ -12,10 +12,10 @@ from torch2ort import io_schema
 from torch2ort.capture.sample_call import Call, Purpose
 from torch2ort.graph.identical_inputs import as_passed
 from torch2ort.graph.scalar_inputs import with_values
-from torch2ort.pythonop.abstract_run.object_rollback import Generators, untouched
+from torch2ort.pythonop.abstract_run.object_rollback import Generators, restoring_state
 from torch2ort.pythonop.abstract_run.sample_tensors import Sample
-from torch2ort.pythonop.abstract_run.tensor_rollback import Undone
-from torch2ort.pythonop.interception import Sampling
+from torch2ort.pythonop.abstract_run.tensor_rollback import TensorRollback
+from torch2ort.pythonop.interception import ArgumentRecorder
 
 
 def run_on_sample(
@@ -37,7 +37,7 @@ def run_on_sample(
     """
     generators = Generators()
     try:
-        with untouched(name, model, code=True), Sampling(sample), runs as run:
+        with restoring_state(name, model, code=True), ArgumentRecorder(sample), runs as run:
             run()
     finally:
         generators.restore()
@@ -54,7 +54,7 @@ def eager_runs(model: torch.nn.Module, call: Call) -> Iterator[Callable[[], Any]
     copies = as_passed([t.detach().clone().requires_grad_(t.requires_grad) for t in call.tensors], call.same)
     bound = io_schema.unflatten(with_values(copies, call.numbers), call.schema)
     args, kwargs = call.signature.unbind(bound)
-    with _other_buffers(model), Undone(copies):
+    with _other_buffers(model), TensorRollback(copies):
         yield lambda: (model.forward if call.purpose is Purpose.MODULE else model)(*args, **kwargs)
 
 

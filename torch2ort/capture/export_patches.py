@@ -158,9 +158,9 @@ class TracedCode(TorchFunctionMode):
                 f"tensor, so one graph is not valid for every input. Give the padded sequences to the "
                 f"recurrent layer, and take each one's last output with torch.gather"
             )
-        stands = recurrent.stand_in(func, args, onednn=self._onednn)
-        stands = stands or undeclared_view_ops.stand_in(func, args, kwargs or {})
-        stands = stands or distribution_checks.stand_in(func, args)
+        stands = recurrent.fake_call(func, args, onednn=self._onednn)
+        stands = stands or undeclared_view_ops.replacement_for(func, args, kwargs or {})
+        stands = stands or distribution_checks.replacement_for(func, args)
         return self._noted(func, (stands or func)(*args, **(kwargs or {})))
 
     def _noted(self, func: Any, result: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from torch2ort._torch import dispatch as private
 from torch2ort.capture.aliased_outputs import Origin
-from torch2ort.capture.grad_mode_regions import Regions
+from torch2ort.capture.grad_mode_regions import GradModeRegions
 from torch2ort.capture.output_views import ITEM, Step, View, makes_views
 from torch2ort.sizes import expressions as sizes
 from torch2ort.sizes.symbols import named, program_size_names
@@ -62,7 +62,7 @@ class _Search:
                 self._symbols |= {d for d in dims if isinstance(d, str)}
             elif node.name in weights:
                 self._given[node] = ("weight", weights[node.name].removeprefix(prefix))
-        self._regions = Regions(program.graph_module)
+        self._regions = GradModeRegions(program.graph_module)
         (last,) = (node for node in program.graph.nodes if node.op == "output")
         mutated = len(last.args[0]) - len(origins)
         self._outputs = [self._regions.outside(node) for node in last.args[0][mutated:]]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class Regions:
+class GradModeRegions:
     """The nodes of a program and of its regions, each of which has a graph of its own.
 
     Attributes:

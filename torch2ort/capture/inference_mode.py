@@ -83,7 +83,9 @@ def traced_inference_mode(inside: bool) -> Iterator[None]:
         return lambda *args: (ours if threading.get_ident() == thread else own)(*args)
 
     if not inside:
-        with private.modes_set_by(private.set_grad_enabled, on_thread(_noted, private.InferenceMode)):
+        with private.modes_set_by(
+            private.set_grad_enabled, on_thread(_recorded_inference_mode, private.InferenceMode)
+        ):
             yield
         return
     shown = _Shown()
@@ -109,7 +111,7 @@ def traced_inference_mode(inside: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _noted(inference: bool) -> Iterator[None]:
+def _recorded_inference_mode(inference: bool) -> Iterator[None]:
     """Enter ``torch.inference_mode(inference)``, with the grad mode switched where a trace records it."""
     before = torch.is_grad_enabled()
     private.set_grad_enabled(not inference)

@@ -30,7 +30,7 @@ class NamedSizes:
         self._error: ExportError | None = None
         self.dynamic: Any = (tuple(specs),) if any(specs) else None
 
-    def loosened(self, error: BaseException) -> bool:
+    def relax_bounds(self, error: BaseException) -> bool:
         """Let torch.export find the bounds if ``error`` says that they are needed; return True if it does."""
         if self._error is not None or not isinstance(error, ExportError) or not are_bound(error):
             return False

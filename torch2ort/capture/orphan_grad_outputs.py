@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch2ort.capture.grad_mode_regions import Regions
+from torch2ort.capture.grad_mode_regions import GradModeRegions
 from torch2ort.capture.output_views import makes_views
 
 
@@ -64,7 +64,7 @@ def dead_ends_of(
     """
     if not any(outputs):
         return ()
-    signature, regions = program.graph_signature, Regions(program.graph_module)
+    signature, regions = program.graph_signature, GradModeRegions(program.graph_module)
     weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     (last,) = (node for node in program.graph.nodes if node.op == "output")
     returned = last.args[0][len(last.args[0]) - len(outputs) :]
@@ -78,7 +78,7 @@ def dead_ends_of(
     return tuple(found)
 
 
-def _viewed(output: Any, regions: Regions) -> Iterator[torch.fx.Node]:
+def _viewed(output: Any, regions: GradModeRegions) -> Iterator[torch.fx.Node]:
     """Yield the program's inputs that ``output`` depends on, through views only where gradients are off."""
     seen: set[torch.fx.Node] = set()
     waiting = [output]

@@ -95,7 +95,7 @@ def refuse_tensors(tensors: Sequence[torch.Tensor], schema: io_schema.Schema) ->
         )
 
 
-def ordinary(tensor: torch.Tensor) -> torch.Tensor:
+def as_plain_leaf(tensor: torch.Tensor) -> torch.Tensor:
     """Return a plain leaf that replaces ``tensor``: equal, and in the same memory if possible."""
     with torch.inference_mode(False):
         leaf = tensor.clone() if tensor.is_inference() else tensor.detach()
@@ -107,7 +107,7 @@ def ordinary(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def ordinary_tensors(model: torch.nn.Module) -> Iterator[None]:
+def plain_leaf_tensors(model: torch.nn.Module) -> Iterator[None]:
     """Replace those parameters and buffers below ``model`` that are not ordinary; restore them afterwards."""
     made: dict[int, torch.Tensor] = {}
     replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
@@ -139,5 +139,5 @@ def _is_ordinary(tensor: torch.Tensor, *, is_parameter: bool) -> bool:
 
 
 def _stand_in(tensor: torch.Tensor, *, is_parameter: bool) -> torch.Tensor:
-    leaf = ordinary(tensor)
+    leaf = as_plain_leaf(tensor)
     return torch.nn.Parameter(leaf.detach(), tensor.requires_grad) if is_parameter else leaf

@@ -16,7 +16,7 @@ import torch
 from torch2ort._native import Switches
 from torch2ort.capture.inference_mode import traced_inference_mode
 from torch2ort.errors import ExportError
-from torch2ort.pythonop.autocast import Autocast, entered, settings
+from torch2ort.pythonop.autocast import Autocast, autocast_context, settings
 
 
 class Modes(NamedTuple):
@@ -80,7 +80,7 @@ def traceable_modes(modes: Modes) -> Iterator[None]:
             stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(modes.gradients))
         stack.enter_context(traced_inference_mode(modes.inference))
-        stack.enter_context(entered(modes.autocast))
+        stack.enter_context(autocast_context(modes.autocast))
         yield
 
 

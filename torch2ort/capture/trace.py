@@ -18,8 +18,8 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort._torch import export as private
-from torch2ort.capture.aliased_outputs import Origin, origins_of
-from torch2ort.capture.autocast import noted
+from torch2ort.capture.aliased_outputs import Origin, output_origins
+from torch2ort.capture.autocast import recording_autocast
 from torch2ort.capture.dim_specs import advice
 from torch2ort.capture.eager_sample_run import eager_runs, run_on_sample
 from torch2ort.capture.export_patches import TracedCode, assigned_buffers_written, traceable_modules
@@ -27,7 +27,7 @@ from torch2ort.capture.find_views import views_of
 from torch2ort.capture.named_sizes import NamedSizes
 from torch2ort.capture.orphan_grad_outputs import dead_ends_of, has_dead_end
 from torch2ort.capture.output_ties import Ties
-from torch2ort.capture.plain_tensors import ordinary_tensors
+from torch2ort.capture.plain_tensors import plain_leaf_tensors
 from torch2ort.capture.sample_call import PREFIX, Call, Purpose
 from torch2ort.capture.tensor_attributes import TensorAttributes
 from torch2ort.capture.torch_modes import same_grad_mode
@@ -36,11 +36,11 @@ from torch2ort.effects import (
     NO_EFFECTS,
     EffectError,
     Effects,
-    Reads,
-    Watched,
+    ReadRecorder,
+    SideEffectRecorder,
     line_of,
     refused_calls,
-    tried,
+    verify_effects_in_eager,
 )
 from torch2ort.errors import ExportError, Torch2OrtError
 from torch2ort.graph.identical_inputs import as_passed
@@ -48,19 +48,19 @@ from torch2ort.graph.scalar_inputs import with_numbers
 from torch2ort.log import DEVINFO, logger
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run import inferer_validation
-from torch2ort.pythonop.abstract_run.fake_run import gives_size_of_one
+from torch2ort.pythonop.abstract_run.fake_run import has_output_of_size_one
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
-from torch2ort.pythonop.abstract_run.object_rollback import untouched
+from torch2ort.pythonop.abstract_run.object_rollback import restoring_state
 from torch2ort.pythonop.abstract_run.original_tensors import Originals
 from torch2ort.pythonop.abstract_run.sample_tensors import NeedsSample, Sample
 from torch2ort.pythonop.interception import Capture
 from torch2ort.pythonop.self_test import check_interception
 from torch2ort.sizes.unbacked_sizes import (
     Conditions,
+    assumes_equal_sizes,
     conditions,
     expands_unknown,
     readable_condition,
-    takes_for_equal,
 )
 from torch2ort.support.source_lines import line_in, users_line, way_out
 from torch2ort.support.user_warnings import warn
@@ -112,7 +112,7 @@ class FlatModel(torch.nn.Module):
     leaves: tuple[bool, ...] = ()
     effects: Effects = NO_EFFECTS
     dropped: str = ""
-    reads: Reads | None = None
+    reads: ReadRecorder | None = None
 
     def __init__(
         self,
@@ -140,13 +140,13 @@ class FlatModel(torch.nn.Module):
         is_module = self._call.purpose is Purpose.MODULE
         run = self.model.forward if is_module else self.model
         required = [t.requires_grad for t in tensors]
-        with Watched(self.model, self.reads, left=is_module) as watched:
+        with SideEffectRecorder(self.model, self.reads, left=is_module) as watched:
             with (
                 refused_calls(self.model),
                 self.code,
                 assigned_buffers_written(self.model),
                 same_grad_mode(self.model),
-                noted(cache=self._keeps_casts),
+                recording_autocast(cache=self._keeps_casts),
             ):
                 result = run(*args, **kwargs)
                 outputs, self.output_schema = io_schema.flatten(result)
@@ -155,7 +155,7 @@ class FlatModel(torch.nn.Module):
         self.effects, self.dropped = watched.effects, watched.dropped
         outputs = [*outputs, *watched.tensors]
         self._refuse_gradients_in_inputs(tensors, required)
-        self.origins = origins_of(outputs, tensors, self.model)
+        self.origins = output_origins(outputs, tensors, self.model)
         self.tracked = tuple(t.requires_grad for t in outputs)
         self.ends_nowhere = tuple(map(has_dead_end, outputs))
         self.leaves = tuple(t.is_leaf for t in outputs)
@@ -241,7 +241,7 @@ def trace(
                 sizes.settle(type(model).__name__, traced.program, traced.guards)
                 if not traced.effects:
                     return traced
-                reads = Reads(traced.effects.writes)
+                reads = ReadRecorder(traced.effects.writes)
                 effects = _with_reads(traced.effects, reads, flat(), tensors, sizes.dynamic, sample)
                 return replace(traced, effects=_tried(model, effects, eager))
             except NeedsSample as need:
@@ -249,7 +249,7 @@ def trace(
             except EffectError as error:
                 raise _refused(model, error, eager) from None
             except Exception as error:
-                if sizes.loosened(error):
+                if sizes.relax_bounds(error):
                     continue
                 if sample.sizes_needed or not sample.calls:
                     with eager() as run:
@@ -286,9 +286,9 @@ _EagerRuns = Callable[[], contextlib.AbstractContextManager[Callable[[], Any]]]
 
 def _tried(model: torch.nn.Module, effects: Effects, eager: _EagerRuns) -> Effects:
     """Return ``effects`` after the trial run that they need."""
-    if effects.need_a_trial:
+    if effects.needs_eager_check:
         with eager() as run:
-            writes = tried(model, effects.writes, effects.unread, run)
+            writes = verify_effects_in_eager(model, effects.writes, effects.unread, run)
         effects = effects.of(writes)
     effects.forget()
     return effects
@@ -314,7 +314,7 @@ def _in_eagers_words(model: torch.nn.Module, error: Exception, run: Callable[[],
     if isinstance(error, (Torch2OrtError, UserError)) or not _is_of_forward(error):
         return None
     try:
-        with untouched(type(model).__name__, model, code=True):
+        with restoring_state(type(model).__name__, model, code=True):
             run()
     except Exception as own:
         return None if type(own) is type(error) and str(own) == str(error) else own
@@ -337,12 +337,12 @@ def _guesses_a_size(traced: Trace) -> bool:
     """Return True if the trace may have guessed the size of a Function that runs on real tensors only."""
     if expands_unknown(traced.program) is not None:
         return True
-    return takes_for_equal(traced.program) and any(map(gives_size_of_one, traced.sites.values()))
+    return assumes_equal_sizes(traced.program) and any(map(has_output_of_size_one, traced.sites.values()))
 
 
 def _with_reads(
     effects: Effects,
-    reads: Reads,
+    reads: ReadRecorder,
     call: FlatModel,
     tensors: Sequence[torch.Tensor],
     dynamic: Any,
@@ -370,8 +370,8 @@ def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sampl
     model = call.model
     with contextlib.ExitStack() as stack:
         # torch.export replaces values of the model's attributes by copies.
-        stack.enter_context(untouched(type(model).__name__, model, code=False))
-        stack.enter_context(ordinary_tensors(model))
+        stack.enter_context(restoring_state(type(model).__name__, model, code=False))
+        stack.enter_context(plain_leaf_tensors(model))
         stack.enter_context(traceable_modules(model))
         stack.enter_context(private.no_hooks_left())
         if logger.getEffectiveLevel() > DEVINFO:

@@ -23,7 +23,7 @@ _SPLITS: Final[dict[Any, Any]] = {
 }
 
 
-def stand_in(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def replacement_for(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return a function that replaces ``func`` and declares its result as an alias; else ``None``."""
     if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
         return _argument

@@ -25,7 +25,7 @@ class NamedSizes:
         numbers: nodes of the numbers that the region reads, computed from sizes.
 
     Attributes:
-        told: the nodes of ``numbers``, or their operands, whose values no dimension of an input determines.
+        extra_sizes: the nodes of ``numbers``, or their operands, that no dimension of an input determines.
             The region gets them as dimensions of a tensor without elements.
     """
 
@@ -33,14 +33,14 @@ class NamedSizes:
         self._names: dict[str, sympy.Expr] = {}
         # Expressions that have a name as a whole, whatever their symbols are.
         self._wholes: list[tuple[sympy.Expr, sympy.Symbol]] = []
-        self.told: list[torch.fx.Node] = []
+        self.extra_sizes: list[torch.fx.Node] = []
         sizes: list[Any] = [size for tensor in inputs for size in tensor.shape]
         varying = [size for size in sizes if isinstance(size, torch.SymInt)]
         for size in varying:
             if expression_of(size).is_Symbol:
                 self._name(size)
         for number in numbers:
-            self._tell(number)
+            self._name_number(number)
         for size in varying:
             self._name(size)
 
@@ -79,13 +79,13 @@ class NamedSizes:
             self._wholes.append((found, name))
         return True
 
-    def _tell(self, number: torch.fx.Node) -> None:
+    def _name_number(self, number: torch.fx.Node) -> None:
         """Give a number a name unless the names of the sizes that it is computed from determine it."""
         value = number.meta["val"]
         if not isinstance(value, torch.SymInt) or self._is_known(self._over_names(value)):
             return
         parts = [node for node in number.all_input_nodes if is_number(node.meta.get("val"))]
         for part in parts:
-            self._tell(part)
+            self._name_number(part)
         if self._name(value):
-            self.told.append(number)
+            self.extra_sizes.append(number)

@@ -294,8 +294,8 @@ def _replace(region: _Region, maker: SiteMaker) -> None:
     """Replace a region by a call."""
     # The call of an earlier region may have replaced their operands.
     inputs, last = _inputs_of(region.nodes), region.nodes[-1]
-    if region.sizes.told:
-        inputs.append(maker.of_sizes(last, region.sizes.told))
+    if region.sizes.extra_sizes:
+        inputs.append(maker.of_sizes(last, region.sizes.extra_sizes))
     results = maker.call(last, FusedRegion, [region.text], inputs)
     for node, result in zip(region.outputs, results, strict=True):
         node.replace_all_uses_with(result)
@@ -315,8 +315,8 @@ def _text_of(
         ValueError: a text cannot contain a size.
     """
     given = [(n.meta["val"].dtype, [sizes.of(size) for size in n.meta["val"].shape]) for n in inputs]
-    if sizes.told:
-        given.append((torch.int64, [*(sizes.of(n.meta["val"]) for n in sizes.told), 0]))
+    if sizes.extra_sizes:
+        given.append((torch.int64, [*(sizes.of(n.meta["val"]) for n in sizes.extra_sizes), 0]))
     numbers = {node: i for i, node in enumerate(inputs)}
     count = len(given)
     calls = []

@@ -72,7 +72,7 @@ def is_fusible(node: torch.fx.Node) -> bool:
 def _is_size(node: torch.fx.Node) -> bool:
     """Return True if a node is an integer from the sizes of the graph's inputs, and never negative."""
     value = node.meta.get("val")
-    return isinstance(value, torch.SymInt) and _is_told(value, 0)
+    return isinstance(value, torch.SymInt) and _is_determined(value, 0)
 
 
 def _is_plain(value: Any) -> bool:
@@ -81,11 +81,11 @@ def _is_plain(value: Any) -> bool:
         isinstance(value, torch.Tensor)
         and value.dtype in _DTYPES
         and value.device.type == "cpu"
-        and all(size > 0 if isinstance(size, int) else _is_told(size, 1) for size in value.shape)
+        and all(size > 0 if isinstance(size, int) else _is_determined(size, 1) for size in value.shape)
     )
 
 
-def _is_told(size: torch.SymInt, least: int) -> bool:
+def _is_determined(size: torch.SymInt, least: int) -> bool:
     """Return True if the sizes of the graph's inputs determine a number that is at least ``least``."""
     lower, _ = bounds(size)
     return has_hint(size) and lower is not None and lower >= least

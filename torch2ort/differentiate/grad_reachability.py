@@ -19,7 +19,7 @@ _Seen = tuple[int, int, bool]  # a step's position, one of its results, and whet
 Edge = tuple[str, int]  # the name of a call and the position of an argument of its Function
 
 
-class Step(NamedTuple):
+class AutogradNode(NamedTuple):
     """One node of autograd's graph.
 
     Attributes:
@@ -38,14 +38,14 @@ class Reach:
 
     Args:
         steps: autograd's graph.
-        outputs: step and result of each output, as in :attr:`Step.inputs`; -1 for an output that requires no
-            gradient.
+        outputs: step and result of each output, as in :attr:`AutogradNode.inputs`; -1 for an output that
+            requires no gradient.
         arguments: call of a Function -> the positions of its tensor arguments.
     """
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[AutogradNode],
         outputs: Sequence[tuple[int, int]],
         arguments: Mapping[str, Sequence[int]],
     ) -> None:
@@ -60,7 +60,7 @@ class Reach:
     @classmethod
     def of(cls, description: Mapping[str, Any], arguments: Mapping[str, Sequence[int]]) -> Reach:
         """Build the paths from the result of :meth:`description`."""
-        steps = [Step(call, feed, _pairs(inputs)) for call, feed, inputs in description["steps"]]
+        steps = [AutogradNode(call, feed, _pairs(inputs)) for call, feed, inputs in description["steps"]]
         return cls(steps, _pairs(description["outputs"]), arguments)
 
     def renamed(
@@ -74,7 +74,7 @@ class Reach:
             arguments: as for the class, by the new names.
         """
         steps = [
-            Step(calls.get(step.call, ""), feeds[step.feed] if step.feed >= 0 else -1, step.inputs)
+            AutogradNode(calls.get(step.call, ""), feeds[step.feed] if step.feed >= 0 else -1, step.inputs)
             for step in self._steps
         ]
         return Reach(steps, self._outputs, arguments)
@@ -93,7 +93,7 @@ class Reach:
         """
         return self._known_of(outputs, undefined)[1]
 
-    def arrivals(
+    def defined_output_gradients(
         self, call: str, outputs: Iterable[int], undefined: Collection[Edge] = ()
     ) -> tuple[bool, ...] | None:
         """Return which gradients autograd passes to the backward of a Function.
@@ -165,7 +165,7 @@ def traced_reach(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     feeds = {id(t): i for i, t in enumerate(inputs)}
     made = {t.grad_fn: i for i, t in enumerate(inputs) if t.grad_fn is not None}
     found: dict[Any, int] = {}
-    steps: list[Step] = []
+    steps: list[AutogradNode] = []
 
     def number(function: Any) -> int:
         """Return the position of a node of autograd; a new one is queued for its inputs."""
@@ -173,7 +173,7 @@ def traced_reach(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
             found[function] = len(steps)
             leaf = getattr(function, "variable", None)
             feed = made.get(function, -1) if leaf is None else feeds.get(id(leaf), -1)
-            steps.append(Step(getattr(function, "torch2ort_site", ""), feed, ()))
+            steps.append(AutogradNode(getattr(function, "torch2ort_site", ""), feed, ()))
             waiting.append(function)
         return found[function]
 
@@ -184,7 +184,7 @@ def traced_reach(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
             firsts.append(_NONE)
         elif output.grad_fn is None:
             firsts.append((len(steps), 0))
-            steps.append(Step("", feeds.get(id(output), -1), ()))
+            steps.append(AutogradNode("", feeds.get(id(output), -1), ()))
         else:
             firsts.append((number(output.grad_fn), output.output_nr))
         while waiting:

@@ -19,7 +19,7 @@ from torch2ort.differentiate.joint_trace import Joint
 from torch2ort.differentiate.split import ancestors, dependent_on
 from torch2ort.differentiate.symbolic_shapes import settle_sizes
 from torch2ort.kernels.functions import is_callable
-from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
+from torch2ort.kernels.meta_dtype_fixes import fix_fake_dtypes
 from torch2ort.program.decomposition_overrides import eager_formulas
 from torch2ort.program.inline_autograd_functions import (
     NotInlinedError,
@@ -132,7 +132,7 @@ def _traced(site: Site, values: Sequence[torch.Tensor]) -> _Traced:
         with eager_formulas(has_kernels=True):
             graph_module = private.joint_graph(_Called(call), arguments, mode)
     settle_sizes(graph_module.graph)
-    tell_eagers_types(graph_module.graph)
+    fix_fake_dtypes(graph_module.graph)
     traced = _described(graph_module.graph, len(values), needed)
     for node in traced.graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem:

@@ -89,7 +89,7 @@ _HALF = (torch.float16, torch.bfloat16)
 _TAKES = "takes a number that is read out of a tensor"
 
 
-def take_read_numbers(graph: torch.fx.Graph, *, has_kernels: bool = True) -> None:
+def replace_read_numbers(graph: torch.fx.Graph, *, has_kernels: bool = True) -> None:
     """Replace the numbers that a program reads out of tensors by tensors.
 
     Floats that are computed from sizes are replaced, too: no half computes them from its sizes.
@@ -107,7 +107,7 @@ def take_read_numbers(graph: torch.fx.Graph, *, has_kernels: bool = True) -> Non
     numbers: dict[torch.fx.Node, torch.fx.Node | None] = {}
     sized: set[torch.fx.Node] = set()
     for node in list(graph.nodes):
-        taken = _Taken(graph, node, numbers, has_kernels=has_kernels)
+        taken = _NumberNode(graph, node, numbers, has_kernels=has_kernels)
         if node.target in CONDITIONS:
             continue
         if node.target in READS:
@@ -185,7 +185,7 @@ def _size_of(number: torch.fx.Node, read: torch.fx.Node) -> torch.fx.Node:
     return size
 
 
-class _Taken:
+class _NumberNode:
     """A node that computes or uses numbers.
 
     Args:

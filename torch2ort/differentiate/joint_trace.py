@@ -16,13 +16,13 @@ from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.differentiate.assigned_buffers import read_from_copies
 from torch2ort.differentiate.boolean_masks import share_positions
 from torch2ort.differentiate.grad_reachability import Reach, traced_reach
-from torch2ort.differentiate.item_calls import take_read_numbers
-from torch2ort.differentiate.lstm_layers import settle_workspaces, take_apart
+from torch2ort.differentiate.item_calls import replace_read_numbers
+from torch2ort.differentiate.lstm_layers import decompose_lstms, settle_workspaces
 from torch2ort.differentiate.opaque_ops import keep_whole
 from torch2ort.differentiate.symbolic_shapes import Replay, check_assumed, keep_sizes, settle_sizes
 from torch2ort.differentiate.unsupported_dtypes import refuse_sparse_and_complex
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
-from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
+from torch2ort.kernels.meta_dtype_fixes import fix_fake_dtypes
 from torch2ort.program.alias_analysis import sources_of, writes_outside, written_by
 from torch2ort.program.decomposition_overrides import eager_formulas
 from torch2ort.program.gradient_flow import carrying, makes_constants
@@ -44,7 +44,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.sizes.symbols import is_number
-from torch2ort.sizes.unbacked_sizes import forget_assumed, forget_new_sizes
+from torch2ort.sizes.unbacked_sizes import clear_deferred_asserts, forget_new_sizes
 from torch2ort.support.provenance import source_line
 from torch2ort.symbolics.registered.user_gradient_ops import MAPPED_CALL
 
@@ -162,12 +162,12 @@ def trace_joint(
             arguments = [v.detach().requires_grad_(r) for v, r in zip(values, required, strict=True)]
         # Symbols and assumptions of earlier traces, whose sizes are in no tensor of this one.
         forget_new_sizes(program.graph)
-        forget_assumed(program.graph)
+        clear_deferred_asserts(program.graph)
         flat = _Flat(program)
         joint = private.joint_graph(flat, arguments, mode)
     settle_workspaces(joint.graph)
     settle_sizes(joint.graph)
-    tell_eagers_types(joint.graph)
+    fix_fake_dtypes(joint.graph)
     reach = flat.reach
     described = _described(joint, source, flat.shared, len(reach.tracked))
     checked = check_assumed(joint.graph, flat.run.names(), flat.run.checked)
@@ -227,10 +227,10 @@ def _prepared(
     drop_guesses(program.graph)
     placeholders = program.graph.find_nodes(op="placeholder")
     differentiated = [n for n, r in zip(placeholders, required, strict=True) if r]
-    take_read_numbers(program.graph, has_kernels=has_kernels)
+    replace_read_numbers(program.graph, has_kernels=has_kernels)
     keep_sizes(program.graph)
     if has_kernels:
-        take_apart(program.graph)
+        decompose_lstms(program.graph)
     sites = keep_whole(program.graph, differentiated, if_differentiated=not has_kernels)
     device = _device_of(placeholders) if has_kernels else torch.device("cpu")
     _refuse(program.graph, device, carrying(program.graph, differentiated))
@@ -242,8 +242,8 @@ def _prepared(
             program.graph.erase_node(node)
     share_positions(program.graph)
     _stop_gradients(program.graph)
-    written = _give_written(program.graph, required)
-    _give_unread(program.graph)
+    written = _return_written(program.graph, required)
+    _return_unused_draws(program.graph)
     return program, sites, written
 
 
@@ -261,7 +261,7 @@ def _stop_gradients(graph: torch.fx.Graph) -> None:
             node.replace_input_with(read, stopped)
 
 
-def _give_written(graph: torch.fx.Graph, required: Sequence[bool]) -> list[int]:
+def _return_written(graph: torch.fx.Graph, required: Sequence[bool]) -> list[int]:
     """Make the program write into copies of inputs that require a gradient, and return the new values.
 
     Autograd does not see these writes, but the joint trace would ask for a gradient of the new value.
@@ -287,7 +287,7 @@ def _give_written(graph: torch.fx.Graph, required: Sequence[bool]) -> list[int]:
     return positions
 
 
-def _give_unread(graph: torch.fx.Graph) -> None:
+def _return_unused_draws(graph: torch.fx.Graph) -> None:
     """Make the program return random numbers that are unused, as the joint trace would drop the draw."""
     result = graph.output_node()
     read = {result}

@@ -11,7 +11,7 @@ from torch2ort._torch import aot as private
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.differentiate.split import Half
 from torch2ort.graph.lowered_graph import Lowered
-from torch2ort.program.effect_order import keep_order, run_unread
+from torch2ort.program.effect_order import keep_order, keep_unused_calls
 from torch2ort.program.target import Target
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
@@ -65,6 +65,6 @@ def lower_half(half: Half, target: Target) -> Lowered:
     keep_order(model.graph, {*leaving, *derivatives})
     separate_outputs(model.graph)
     if model.graph.outputs:
-        run_unread(model.graph, calls)
+        keep_unused_calls(model.graph, calls)
     proto = ir.to_proto(model)
     return Lowered(proto, calls, derivatives)

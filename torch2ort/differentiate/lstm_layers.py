@@ -25,7 +25,7 @@ _LSTM = 2
 _LAYER = aten.mkldnn_rnn_layer.default
 
 
-def take_apart(graph: torch.fx.Graph) -> None:
+def decompose_lstms(graph: torch.fx.Graph) -> None:
     """Replace calls of LSTMs by calls of their layers, where eager PyTorch runs these.
 
     Args:
@@ -55,7 +55,7 @@ def settle_workspaces(graph: torch.fx.Graph) -> None:
         if node.target is not _LAYER:
             continue
         *others, workspace = node.meta["val"]
-        made = private.of_decided_size(workspace)
+        made = private.vector_of_unbacked_size(workspace)
         node.meta["val"] = (*others, made)
         for user in node.users:
             if user.args[1] == len(others):

@@ -211,7 +211,7 @@ class Split:
             if not wanted or node in values or node.op == "placeholder" or present.is_zero(node):
                 continue
             self._copy(graph, node, again, present, sizes)
-        graph.output(tuple(values[present.stands_for(n)] for n in outputs))
+        graph.output(tuple(values[present.replacement_of(n)] for n in outputs))
         half = Half(graph_module(graph), inputs, outputs)
         half.graph_module.graph.eliminate_dead_code()
         return half, gradients
@@ -229,10 +229,10 @@ class Split:
         ``again`` contains the values that are computed from copies, in front of the other values.
         """
         values = again.parents
-        if present.stands_for(node) is not node:
+        if present.replacement_of(node) is not node:
             return
         for read in node.all_input_nodes:
-            source = present.stands_for(read)
+            source = present.replacement_of(read)
             if source not in values and source not in self._tokens and not present.is_zero(source):
                 self._copy(graph, source, again, present, sizes)
             if present.is_zero(source) and source not in values and node.target is not PYTHON_OP_GRAD:
@@ -240,7 +240,7 @@ class Split:
         if node.target is PYTHON_OP_GRAD:
             _, gradients, site, shapes = node.args
             given = [
-                None if grad is None or present.is_zero(grad) else values[present.stands_for(grad)]
+                None if grad is None or present.is_zero(grad) else values[present.replacement_of(grad)]
                 for grad in cast("list[torch.fx.Node | None]", gradients)
             ]
             shapes = sizes.mapped(shapes, values.__getitem__)
@@ -250,7 +250,7 @@ class Split:
         elif node in self._again:
             values[node] = copied_node(graph, node, sizes, again.__getitem__)
         else:
-            values[node] = copied_node(graph, node, sizes, lambda n: values[present.stands_for(n)])
+            values[node] = copied_node(graph, node, sizes, lambda n: values[present.replacement_of(n)])
             if not again.maps[0].keys().isdisjoint(node.all_input_nodes) and node not in self._dependent:
                 # A view that both a recomputed value and a derivative may read.
                 again[node] = copied_node(graph, node, sizes, again.__getitem__)
@@ -282,7 +282,7 @@ class _Present:
         """Return True if a node depends only on gradients that are missing."""
         return node in self._zero
 
-    def stands_for(self, node: torch.fx.Node) -> torch.fx.Node:
+    def replacement_of(self, node: torch.fx.Node) -> torch.fx.Node:
         """Return the node that has the value of ``node``: the other term of a sum with a missing gradient."""
         while node in self._same:
             node = self._same[node]

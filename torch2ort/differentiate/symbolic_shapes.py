@@ -20,11 +20,11 @@ from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.fx_insert import insert_call
 from torch2ort.program.internal_ops import must_compute, python_number
-from torch2ort.program.keep_raising_ops import have_computed
+from torch2ort.program.keep_raising_ops import force_computation
 from torch2ort.program.runtime_assertions import CONDITIONS, drop_conditions
 from torch2ort.sizes import expressions
 from torch2ort.sizes.symbols import expression_of, has_hint, is_number, raw_expression, size_hint
-from torch2ort.sizes.unbacked_sizes import assumed, forget_assumed, take_for_one
+from torch2ort.sizes.unbacked_sizes import clear_deferred_asserts, deferred_asserts, unify_symbols
 from torch2ort.support.provenance import source_line
 
 aten = torch.ops.aten
@@ -70,7 +70,7 @@ def keep_sizes(graph: torch.fx.Graph) -> None:
     sizes = graph.find_nodes(op="call_function", target=_SIZE)
     for tensor in dict.fromkeys(node.args[0] for node in sizes if not has_hint(node.meta["val"])):
         with graph.inserting_before(tensor.next):
-            have_computed(graph, tensor)
+            force_computation(graph, tensor)
 
 
 def _settled(node: torch.fx.Node, way_out: str) -> int | torch.SymInt:
@@ -177,10 +177,10 @@ class Replay(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run a node."""
-        before = set(assumed(n.graph)) if n.target in (*_LOOK_AT_SIZES, *CONDITIONS) else None
+        before = set(deferred_asserts(n.graph)) if n.target in (*_LOOK_AT_SIZES, *CONDITIONS) else None
         result = super().run_node(n)
         if before is not None:
-            self.checked.update(set(assumed(n.graph)) - before)
+            self.checked.update(set(deferred_asserts(n.graph)) - before)
         tensors = (leaf for leaf in optree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
         self._runs[-1] += [raw_expression(size) for tensor in tensors for size in tensor.shape]
         return result
@@ -216,13 +216,13 @@ def check_assumed(
         UnsupportedOperatorError: the trace made an assumption that no run can check.
     """
     known = {condition.xreplace(names) for condition in checked}
-    for condition in assumed(graph):
+    for condition in deferred_asserts(graph):
         found = condition.xreplace(names)
         if found not in known and not _holds(found):
             _check(graph, found)
             known.add(found)
-    take_for_one(graph, names)
-    forget_assumed(graph)
+    unify_symbols(graph, names)
+    clear_deferred_asserts(graph)
     return frozenset(map(without_names, known))
 
 
@@ -294,7 +294,7 @@ def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool, checked: 
     shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
     own = {str(symbol) for shape in shapes for size in shape for symbol in raw_expression(size).free_symbols}
     names: dict[str, str] = {}
-    for condition in assumed(graph):
+    for condition in deferred_asserts(graph):
         symbols = sorted(map(str, condition.free_symbols), key=own.__contains__)
         is_name = isinstance(condition, sympy.Eq) and all(arg.is_Symbol for arg in condition.args)
         is_name = is_name and len(symbols) == 2 and symbols[0] not in own and symbols[1] in own
@@ -302,7 +302,7 @@ def refuse_assumed_of_half(graph: torch.fx.Graph, *, is_forward: bool, checked: 
             continue
         if not is_forward or not is_name or names.setdefault(*symbols) != symbols[1]:
             _refuse_condition("translation", condition)
-    forget_assumed(graph)
+    clear_deferred_asserts(graph)
 
 
 def _refuse_condition(what: str, condition: sympy.Basic) -> NoReturn:

@@ -21,7 +21,7 @@ from torch2ort.support.provenance import source_line
 _COPY = torch.ops.aten.copy.default
 
 
-def draws_anew(graph_module: torch.fx.GraphModule) -> bool:
+def redraws_in_backward(graph_module: torch.fx.GraphModule) -> bool:
     """Return True if a graph of dynamo has checkpointed code whose second run draws other random numbers.
 
     Raises:
@@ -51,12 +51,13 @@ def _refuse_without_gradient(node: torch.fx.Node) -> None:
         )
 
 
-def run_once(joint: torch.fx.GraphModule, outputs: int, *, anew: bool) -> None:
+def run_once(joint: torch.fx.GraphModule, outputs: int, *, redraws: bool) -> None:
     """Let backward read the results that random operators and Functions had in forward's checkpointed code.
 
-    ``joint`` is AOTAutograd's joint graph, whose nodes' metadata for the partitioner is changed, ``outputs``
-    the number of its results that are forward's, and the keyword argument the result of :func:`draws_anew`
-    for the graph's code.
+    Args:
+        joint: AOTAutograd's joint graph, whose nodes' metadata for the partitioner is changed.
+        outputs: the number of its results that are forward's.
+        redraws: the result of :func:`redraws_in_backward` for the graph's code.
 
     Raises:
         UnsupportedOperatorError: eager's second run differs from its first one.
@@ -68,7 +69,7 @@ def run_once(joint: torch.fx.GraphModule, outputs: int, *, anew: bool) -> None:
     for node in joint.graph.nodes:
         if not is_seeded(node) and node.target is not DIFFERENTIABLE_PYTHON_OP:
             continue
-        if anew and private.runs_again(node) and is_random(node):
+        if redraws and private.runs_again(node) and is_random(node):
             raise UnsupportedOperatorError(
                 f"{node.target} at {source_line(node)} draws random numbers in checkpointed code, and eager "
                 f"PyTorch draws other ones in backward, as preserve_rng_state is False. Omit that argument"

@@ -11,24 +11,23 @@ import torch
 from torch2ort._torch import dynamo as private
 from torch2ort.differentiate.lower_step import lower_half
 from torch2ort.differentiate.step_target import half_of
-from torch2ort.dynamo.activation_checkpointing import draws_anew
+from torch2ort.dynamo.activation_checkpointing import redraws_in_backward
 from torch2ort.dynamo.compile_cache import kept_or_lowered
-from torch2ort.dynamo.compiled_call import CompiledGraph
+from torch2ort.dynamo.compiled_call import GraphRunner
 from torch2ort.dynamo.execution_providers import on_its_devices
 from torch2ort.dynamo.graph_report import described_graph, described_half
-from torch2ort.dynamo.none_grads import LeftOut
+from torch2ort.dynamo.none_grads import UndefinedGradients
 from torch2ort.dynamo.opaque_functions import calls_in
-from torch2ort.dynamo.opaque_ops import give_unread, keep_operators_whole
+from torch2ort.dynamo.opaque_ops import keep_operators_whole, return_unused_values
 from torch2ort.dynamo.partition import partition
-from torch2ort.dynamo.report import CompiledGraph as Report
-from torch2ort.dynamo.report import note, number
+from torch2ort.dynamo.report import CompiledGraph, note, number
 from torch2ort.dynamo.settings import settings_of
 from torch2ort.dynamo.tensor_only_graph import tensors_only
-from torch2ort.dynamo.undefined_grads import watched
+from torch2ort.dynamo.undefined_grads import with_undefined_gradients_recorded
 from torch2ort.dynamo.unsupported_graphs import refuse_numpys_draws
 from torch2ort.graph.debug_dumps import save_stage
-from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
-from torch2ort.log import quiet
+from torch2ort.kernels.meta_dtype_fixes import fix_fake_dtypes
+from torch2ort.log import suppress_libraries
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
 from torch2ort.runtime.step_session import Bindings
@@ -52,9 +51,9 @@ def compile_graph(
     report = described_graph(graph_module)
     report.started = Startup(f"graph {number()} of torch.compile")
     report.started.add(TRACE, private.seconds_of_frame())
-    step = _Step(asked, report, draws_anew(graph_module))
+    step = _Step(asked, report, redraws_in_backward(graph_module))
     with report.started.recording(_phase(inputs)):
-        unread = give_unread(graph_module)
+        unread = return_unused_values(graph_module)
         keep_operators_whole(graph_module, step.sites)
         compiler = private.aot_autograd(
             fw_compiler=step.forward,
@@ -66,7 +65,7 @@ def compile_graph(
             compiled: Callable[..., Any] = compiler(graph_module, inputs)
     note(report)
     if len(step.gradients) > 1:
-        compiled = watched(compiled)
+        compiled = with_undefined_gradients_recorded(compiled)
     return private.uncompiled(lambda *args: compiled(*args)[:-unread]) if unread else compiled
 
 
@@ -79,19 +78,18 @@ def _phase(inputs: Sequence[Any]) -> str:
 class _Step:
     """The compilers of one graph of dynamo.
 
-    The last argument is True if checkpointed code in the graph draws other random numbers in backward.
-
     Args:
         options: the user's, with the providers of the graph's devices.
         report: receives the compiled halves.
+        redraws: True if checkpointed code in the graph draws other random numbers in backward.
 
     Attributes:
         sites: the calls in its graphs, kept alive.
         gradients: name of the argument that is the gradient of an output -> position of the output.
     """
 
-    def __init__(self, options: Options, report: Report, anew: bool) -> None:
-        self._report, self._anew = report, anew
+    def __init__(self, options: Options, report: CompiledGraph, redraws: bool) -> None:
+        self._report, self._redraws = report, redraws
         self.sites: list[Site] = []
         self.gradients: dict[str, int] = {}
         # Shared by both halves: backward finds the contexts of forward's calls.
@@ -107,11 +105,11 @@ class _Step:
         """See :func:`torch2ort.dynamo.partition.partition`."""
         self._returned = num_fwd_outputs
         self.gradients = private.gradients_of(joint, num_fwd_outputs)
-        return partition(joint, inputs, anew=self._anew, num_fwd_outputs=num_fwd_outputs, **others)
+        return partition(joint, inputs, redraws=self._redraws, num_fwd_outputs=num_fwd_outputs, **others)
 
     def inference(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
         """Compile a graph without a backward."""
-        tell_eagers_types(graph_module.graph)
+        fix_fake_dtypes(graph_module.graph)
         return self._compiled("inference", graph_module, len(graph_module.graph.output_node().args[0]))  # type: ignore[arg-type]
 
     def forward(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
@@ -129,14 +127,14 @@ class _Step:
 
     def _graph(
         self, kind: str, graph_module: torch.fx.GraphModule, restrided: int, missing: frozenset[int]
-    ) -> CompiledGraph:
+    ) -> GraphRunner:
         without = None
         arguments = graph_module.graph.find_nodes(op="placeholder")
         gradients = {self.gradients[n.name]: i for i, n in enumerate(arguments) if n.name in self.gradients}
         if kind == "backward" and len(gradients) > 1 and not missing:
             without = functools.partial(self._graph, kind, graph_module, restrided)
         started = self._report.started
-        with started.recording(TRANSLATE), quiet(), private.apart(graph_module.graph):
+        with started.recording(TRANSLATE), suppress_libraries(), private.apart(graph_module.graph):
             half, interface = tensors_only(graph_module, restrided, missing)
             obtained = kept_or_lowered(
                 half.graph_module.graph,
@@ -150,7 +148,9 @@ class _Step:
             left_out = None
             if kind == "backward" and interface.token is not None:
                 given = set(arguments[i] for i in range(len(arguments)) if i not in missing)
-                left_out = LeftOut(graph_module.graph, lambda n: n in given and private.is_tangent(n))
-            return CompiledGraph(
+                left_out = UndefinedGradients(
+                    graph_module.graph, lambda n: n in given and private.is_tangent(n)
+                )
+            return GraphRunner(
                 kind, lowered, interface, self._bindings, self._options, started, gradients, without, left_out
             )

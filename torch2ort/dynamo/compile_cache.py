@@ -16,7 +16,7 @@ import torch
 from torch2ort._torch import dynamo as private
 from torch2ort.autotune.calibration import in_kernels
 from torch2ort.cache.key.key import Key, Unkeyable, code_components, surroundings
-from torch2ort.cache.store.graph_entries import Kept, Shelf
+from torch2ort.cache.store.graph_entries import EntryContent, GraphEntries
 from torch2ort.cache.store.location import opened_store
 from torch2ort.cache.store.store import RefusedError
 from torch2ort.dynamo.fx_text import WrittenGraph
@@ -70,16 +70,16 @@ def kept_or_lowered(
             return Obtained(lower(), bypass_reason="save_onnx_dir asks for the graph of every stage")
         with phase(LOOK_UP):
             written = WrittenGraph(graph)
-            shelf = Shelf(store, _key(graph, written, opset, options))
+            graph_entries = GraphEntries(store, _key(graph, written, opset, options))
 
-        def make() -> Kept:
+        def make() -> EntryContent:
             known = conditions(graph)
             made.append(lower())
             if conditions(graph) != known:
                 raise Unkeyable("its translation is valid for only some of the sizes that vary")
             return _packed(made[0], written.sites)
 
-        kept = shelf.obtain("graph of torch.compile", {}, make)
+        kept = graph_entries.obtain("graph of torch.compile", {}, make)
         return Obtained(made[0]) if made else Obtained(_unpacked(kept, written.sites), cached=True)
     except (RefusedError, Unkeyable) as error:
         reason = str(error)
@@ -106,14 +106,14 @@ def _key(graph: torch.fx.Graph, written: WrittenGraph, opset: int, options: Opti
     return Key.of("torch.compile", components)
 
 
-def _packed(lowered: Lowered, sites: Sequence[Site]) -> Kept:
+def _packed(lowered: Lowered, sites: Sequence[Site]) -> EntryContent:
     data = {
         "calls": _numbers(lowered.calls, sites),
         "derivatives": _numbers(lowered.derivatives, sites),
     }
     if len(data["derivatives"]) < len(lowered.derivatives):
         raise Unkeyable("it has the derivative of a call that it does not contain")
-    return Kept(data, {_FILE: lowered.proto.SerializeToString()})
+    return EntryContent(data, {_FILE: lowered.proto.SerializeToString()})
 
 
 def _numbers(nodes: Mapping[str, Site], sites: Sequence[Site]) -> dict[str, int]:
@@ -121,7 +121,7 @@ def _numbers(nodes: Mapping[str, Site], sites: Sequence[Site]) -> dict[str, int]
     return {name: sites.index(site) for name, site in nodes.items() if site in sites}
 
 
-def _unpacked(kept: Kept, sites: Sequence[Site]) -> Lowered:
+def _unpacked(kept: EntryContent, sites: Sequence[Site]) -> Lowered:
     proto = onnx.load_from_string(kept.files[_FILE])
     numbers: Mapping[str, int] = kept.data["calls"]
     nodes = [node for node in python_op_nodes(proto.graph) if node.name not in numbers]

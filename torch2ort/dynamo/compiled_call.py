@@ -11,8 +11,8 @@ import torch
 
 from torch2ort._torch import dynamo as private
 from torch2ort.dynamo.context_tokens import run_of, token_of
-from torch2ort.dynamo.none_grads import Edge, LeftOut
-from torch2ort.dynamo.tensor_only_graph import Interface, Output
+from torch2ort.dynamo.none_grads import Edge, UndefinedGradients
+from torch2ort.dynamo.tensor_only_graph import OutputSource, SessionMapping
 from torch2ort.dynamo.undefined_grads import take_missing
 from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.options import Options
@@ -28,7 +28,7 @@ from torch2ort.training.undefined_grads import LEFT_OUT, refuse_nan
 _Number = Callable[[dict[str, int]], int]
 
 
-class CompiledGraph:
+class GraphRunner:
     """A graph of AOTAutograd that runs in a session.
 
     Args:
@@ -47,13 +47,13 @@ class CompiledGraph:
         self,
         kind: str,
         lowered: Lowered,
-        interface: Interface,
+        interface: SessionMapping,
         bindings: Bindings,
         options: Options,
         startup: Startup,
         gradients: Mapping[int, int] | None = None,
-        without: Callable[[frozenset[int]], CompiledGraph] | None = None,
-        left_out: LeftOut | None = None,
+        without: Callable[[frozenset[int]], GraphRunner] | None = None,
+        left_out: UndefinedGradients | None = None,
     ) -> None:
         self._kind = kind
         # None once the start is over.
@@ -69,7 +69,7 @@ class CompiledGraph:
             passing = _passing(interface, len(lowered.outputs))
             fed = {n: s for n, s in zip(lowered.inputs, passing.sources, strict=True) if isinstance(s, int)}
             originals = original_feeds(lowered.proto.graph, lowered.calls, fed)
-            bindings.give(originals)
+            bindings.set_originals(originals)
             self._has_originals = bool(originals)
             self._session = HalfSession(
                 name, lowered, bindings, options, passing, frees_early=kind == "backward"
@@ -79,7 +79,9 @@ class CompiledGraph:
         # Two gradients must not share memory, as the caller may write to each.
         self._shares = kind != "backward"
         # True if the results are the session's outputs, in the same order.
-        self._is_fetched = interface.outputs == tuple(Output(fetched=i) for i in range(len(lowered.outputs)))
+        self._is_fetched = interface.outputs == tuple(
+            OutputSource(fetched=i) for i in range(len(lowered.outputs))
+        )
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         """Compute the results for AOTAutograd's arguments.
@@ -104,7 +106,7 @@ class CompiledGraph:
             self._has_run = True
             results = self._run_all(arguments)
         if self._startup is None:
-            startup.tell()
+            startup.log()
         return results
 
     def _run_all(self, arguments: list[Any]) -> list[Any]:
@@ -150,7 +152,7 @@ class CompiledGraph:
         left_out = self._left_out
         if left_out is not None:
             names = self._bindings.names
-            run.arrivals = lambda site: left_out.arrivals(names[site], self._edges(run))
+            run.arrivals = lambda site: left_out.defined_output_gradients(names[site], self._edges(run))
         found, _ = self._session.run(None, tensors, run)
         run.arrivals = None
         undefined = self._edges(run)
@@ -185,7 +187,7 @@ class CompiledGraph:
         return results
 
 
-def _passing(interface: Interface, outputs: int) -> Passing:
+def _passing(interface: SessionMapping, outputs: int) -> Passing:
     """Return the feeds of a graph's session: tensors, the carrier of sizes, and constants."""
     count = len(interface.tensors) + bool(interface.carried)
     sources: list[int | torch.Tensor] = [*range(count), *interface.constants]
@@ -197,7 +199,7 @@ def _passing(interface: Interface, outputs: int) -> Passing:
 class _Result:
     """One result of a graph, with the functions that compute its numbers."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: OutputSource) -> None:
         self.output = output
         self.number = None if output.number is None else _number(output.number)
         parts = None if output.strides is None else [_number(text) for text in output.strides]

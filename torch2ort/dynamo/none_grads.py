@@ -32,7 +32,7 @@ class _Step(NamedTuple):
     left_out: Edge | None
 
 
-class LeftOut:
+class UndefinedGradients:
     """The paths of gradients through a backward.
 
     Args:
@@ -60,7 +60,7 @@ class LeftOut:
         defined = self._defined(undefined)
         return frozenset(i for i, number in self._results.items() if not defined[number])
 
-    def arrivals(self, call: str, undefined: Collection[Edge]) -> tuple[bool, ...] | None:
+    def defined_output_gradients(self, call: str, undefined: Collection[Edge]) -> tuple[bool, ...] | None:
         """Return for each gradient of a Function's outputs whether autograd passes a defined one.
 
         Args:

@@ -20,7 +20,7 @@ from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.original_tensors import Originals
 from torch2ort.pythonop.abstract_run.sample_tensors import Sample
 from torch2ort.pythonop.caught_exceptions import Handler, handlers_around
-from torch2ort.pythonop.interception import Capture, is_users
+from torch2ort.pythonop.interception import Capture, is_user_function
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.pythonop.site import qualified_name
 
@@ -46,7 +46,7 @@ def keep_functions_of(backend: Callable[..., Any]) -> None:
         inputs: Mapping[int, torch.Tensor],
         places: Sequence[tuple[str, int]],
     ) -> Callable[..., Any] | None:
-        if not is_users(function):
+        if not is_user_function(function):
             return None
         wanted = (options or {}).get(OPTION) is True
         if private.in_transform(tensors):

@@ -106,7 +106,7 @@ def _written(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def give_unread(graph_module: torch.fx.GraphModule) -> int:
+def return_unused_values(graph_module: torch.fx.GraphModule) -> int:
     """Let a graph of dynamo return its unused values, which AOTAutograd would drop.
 
     Eager PyTorch computes them, which draws random numbers, or raises an error for some values.

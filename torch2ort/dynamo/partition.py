@@ -11,31 +11,34 @@ from torch2ort._torch import dynamo as private
 from torch2ort.dynamo.activation_checkpointing import run_once
 from torch2ort.dynamo.recomputed_views import repeat_views
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.kernels.meta_dtype_fixes import tell_eagers_types
+from torch2ort.kernels.meta_dtype_fixes import fix_fake_dtypes
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.support.provenance import source_line
 
 
 def partition(
-    joint: torch.fx.GraphModule, inputs: Any, *, anew: bool, num_fwd_outputs: int, **others: Any
+    joint: torch.fx.GraphModule, inputs: Any, *, redraws: bool, num_fwd_outputs: int, **others: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Split a joint graph into the forward and the backward of eager PyTorch.
 
-    ``joint`` is the graph, ``inputs`` are its inputs, the first keyword argument is the result of
-    :func:`draws_anew` for its code, ``num_fwd_outputs`` is the number of its results that are forward's, and
-    ``others`` are further arguments that AOTAutograd passes to its partitioner.
+    Args:
+        joint: the graph.
+        inputs: its inputs.
+        redraws: the result of :func:`.activation_checkpointing.redraws_in_backward` for its code.
+        num_fwd_outputs: the number of its results that are forward's.
+        others: further arguments that AOTAutograd passes to its partitioner.
 
     Raises:
         UnsupportedOperatorError: backward draws random numbers or writes to a tensor of forward, or
             eager PyTorch's second run of checkpointed code differs from its first one.
     """
-    tell_eagers_types(joint.graph)
+    fix_fake_dtypes(joint.graph)
     nodes = private.of_backward(joint)
     for node in nodes:
         _refuse_in_backward(node)
     _refuse_writes(joint, num_fwd_outputs, nodes)
-    run_once(joint, num_fwd_outputs, anew=anew)
+    run_once(joint, num_fwd_outputs, redraws=redraws)
     repeat_views(joint, num_fwd_outputs)
     forward, backward = private.default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
     _leave_to_forward(backward.graph)

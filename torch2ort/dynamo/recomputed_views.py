@@ -30,20 +30,21 @@ def repeat_views(joint: torch.fx.GraphModule, outputs: int) -> None:
     kept = {argument for argument, _ in private.writes_of(joint, outputs)}
     made: dict[torch.fx.Node, torch.fx.Node] = {}
 
-    def anew(node: torch.fx.Node) -> torch.fx.Node:
+    def recomputed(node: torch.fx.Node) -> torch.fx.Node:
         if node in own or not _is_fixed_view(node) or _viewed(node) in kept:
             return node
         if node not in made:
             source: Any = node.args[0]
-            made[node] = joint.graph.call_function(node.target, (anew(source), *node.args[1:]), node.kwargs)  # type: ignore[arg-type]
+            target: Any = node.target
+            made[node] = joint.graph.call_function(target, (recomputed(source), *node.args[1:]), node.kwargs)
             made[node].meta = private.as_of_backward(node.meta)
         return made[node]
 
     for node in backward:
         if node.op == "call_function":
             with joint.graph.inserting_before(node):
-                node.args = torch.fx.map_arg(node.args, anew)
-                node.kwargs = torch.fx.map_arg(node.kwargs, anew)
+                node.args = torch.fx.map_arg(node.args, recomputed)
+                node.kwargs = torch.fx.map_arg(node.kwargs, recomputed)
 
 
 def _is_fixed_view(node: torch.fx.Node) -> bool:

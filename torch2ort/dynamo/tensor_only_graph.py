@@ -20,7 +20,7 @@ from torch2ort.differentiate.split import Half, Split, copied_node, placeholder_
 from torch2ort.differentiate.symbolic_shapes import SizeNodes, carried, settle_sizes, symbols_in, written
 from torch2ort.dynamo.unsupported_graphs import refuse
 from torch2ort.errors import UnsupportedOperatorError
-from torch2ort.program.keep_raising_ops import have_computed
+from torch2ort.program.keep_raising_ops import force_computation
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.sizes import expressions
 
@@ -32,7 +32,7 @@ _OUT = "Compile with dynamic=False"
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputSource:
     """The source of one result of a graph: one of the first four attributes; without them, it is ``None``.
 
     Attributes:
@@ -51,7 +51,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Interface:
+class SessionMapping:
     """The map from a graph's arguments and results to its session's inputs and outputs.
 
     Attributes:
@@ -70,7 +70,7 @@ class Interface:
     constants: tuple[torch.Tensor, ...]
     token: int | None
     symbols: Mapping[str, tuple[int, int | None]]
-    outputs: tuple[Output, ...]
+    outputs: tuple[OutputSource, ...]
     order: tuple[int, ...] = ()
 
 
@@ -101,7 +101,7 @@ class _Parts:
 
 def tensors_only(
     graph_module: torch.fx.GraphModule, restrided: int, missing: frozenset[int] = frozenset()
-) -> tuple[Half, Interface]:
+) -> tuple[Half, SessionMapping]:
     """Convert a graph to a graph of tensors with the same results.
 
     Args:
@@ -121,7 +121,7 @@ def tensors_only(
     wanted = _symbols_of_nodes(parts)
     half, carrying = _half(parts, fetched, wanted)
     texts = [text for output in outputs for text in (output.number, *(output.strides or ())) if text]
-    interface = Interface(
+    interface = SessionMapping(
         tensors=tuple(parts.tensors.values()),
         carried=carrying,
         constants=tuple(parts.constants.values()),
@@ -132,7 +132,7 @@ def tensors_only(
     return half, interface
 
 
-def _without(parts: _Parts, missing: frozenset[int]) -> tuple[Half, Interface]:
+def _without(parts: _Parts, missing: frozenset[int]) -> tuple[Half, SessionMapping]:
     """Build the backward in which some outputs have no gradient, with the Split of the training engine."""
     results: list[Any] = list(parts.graph.output_node().args[0])  # type: ignore[arg-type]
     _tell_sizes(parts)
@@ -156,14 +156,15 @@ def _without(parts: _Parts, missing: frozenset[int]) -> tuple[Half, Interface]:
     constants = [n for n in half.inputs if n in parts.constants]
     carrying = tuple(carried(sizes[0].meta["val"])) if sizes else ()
     given = [*fed, *sizes, *constants]
-    interface = Interface(
+    interface = SessionMapping(
         tensors=tuple(parts.tensors[n] for n in fed),
         carried=carrying,
         constants=tuple(parts.constants[n] for n in constants),
         token=parts.token,
         symbols=_sources(parts, set(carrying)),
         outputs=tuple(
-            Output(fetched=where[gradients[i]]) if i in gradients else Output() for i in range(len(results))
+            OutputSource(fetched=where[gradients[i]]) if i in gradients else OutputSource()
+            for i in range(len(results))
         ),
         order=tuple(given.index(n) for n in half.inputs),
     )
@@ -216,7 +217,7 @@ def _parts(graph_module: torch.fx.GraphModule) -> _Parts:
     for node in graph.find_nodes(op="call_function", target=_PYTHON_OP):
         if node.meta["val"] and parts.tokens.keys() >= node.users.keys():
             with graph.inserting_before(node.next):
-                have_computed(graph, node)
+                force_computation(graph, node)
     return parts
 
 
@@ -257,24 +258,24 @@ def _constant(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> torch.
     return value.detach()
 
 
-def _outputs(parts: _Parts, restrided: int) -> tuple[tuple[Output, ...], tuple[torch.fx.Node, ...]]:
+def _outputs(parts: _Parts, restrided: int) -> tuple[tuple[OutputSource, ...], tuple[torch.fx.Node, ...]]:
     """Return the graph's results, and the nodes that a session computes for them."""
     results = parts.graph.output_node().args[0]
     fetched: dict[torch.fx.Node, int] = {}
     outputs = []
     for i, result in enumerate(results):  # type: ignore[arg-type]
         if result is None:
-            outputs.append(Output())
+            outputs.append(OutputSource())
         elif not isinstance(result, torch.fx.Node):
-            outputs.append(Output(number=_number(result)))
+            outputs.append(OutputSource(number=_number(result)))
         elif result in parts.tokens:
-            outputs.append(Output(token=True))
+            outputs.append(OutputSource(token=True))
         elif result in parts.tensors:
-            outputs.append(Output(argument=parts.tensors[result]))
+            outputs.append(OutputSource(argument=parts.tensors[result]))
         else:
             position = fetched.setdefault(result, len(fetched))
             strides = _strides(result.meta["val"]) if i < restrided else None
-            outputs.append(Output(fetched=position, strides=strides))
+            outputs.append(OutputSource(fetched=position, strides=strides))
     return tuple(outputs), tuple(fetched)
 
 

@@ -23,7 +23,7 @@ class _Noted(threading.local):
 _noted = _Noted()
 
 
-def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+def with_undefined_gradients_recorded(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``run``, a compiled graph of several outputs, as a function that records undefined gradients."""
 
     def watching(*args: Any) -> Any:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from torch2ort import io_schema
-from torch2ort.cache.key.write_only_state import Unread
-from torch2ort.effects.reachable_state import Reached, repr_of
+from torch2ort.cache.key.write_only_state import WriteOnlyState
+from torch2ort.effects.reachable_state import ReachableState, repr_of
 from torch2ort.effects.side_effects import ItemsWritten, KeysWritten, Write
 from torch2ort.effects.state_diff import REQUIRES_GRAD, SETTINGS, EffectError, added, settings, switch_back
 from torch2ort.errors import SchemaError
@@ -25,7 +25,9 @@ from torch2ort.support.source_lines import is_users
 Run = Callable[[], Any]
 
 
-def tried(model: torch.nn.Module, writes: Sequence[Write], unread: Unread, run: Run) -> tuple[Write, ...]:
+def verify_effects_in_eager(
+    model: torch.nn.Module, writes: Sequence[Write], unread: WriteOnlyState, run: Run
+) -> tuple[Write, ...]:
     """Run forward twice, and compare its effects.
 
     Args:
@@ -40,7 +42,7 @@ def tried(model: torch.nn.Module, writes: Sequence[Write], unread: Unread, run: 
     Raises:
         EffectError: the effects differ each time, so each call would need a graph of its own.
     """
-    reached, generators = Reached(model), Generators()
+    reached, generators = ReachableState(model), Generators()
     contents = [[write.holder.read() for write in writes]]
     try:
         for _ in range(2):
@@ -61,7 +63,7 @@ def tried(model: torch.nn.Module, writes: Sequence[Write], unread: Unread, run: 
     return tuple(kept)
 
 
-def _settles(write: Write, unread: Unread, held: list[Any]) -> bool:
+def _settles(write: Write, unread: WriteOnlyState, held: list[Any]) -> bool:
     before, first, second = held
     if isinstance(write, KeysWritten):
         skipped = unread.of(write.owner)
@@ -125,7 +127,7 @@ def _changes_again(write: Write, held: list[Any]) -> EffectError:
     )
 
 
-def _restore(reached: Reached) -> None:
+def _restore(reached: ReachableState) -> None:
     for holder, _ in reached.changed():
         if type(holder).__name__ != "_Memo":
             holder.write(holder.before)
@@ -141,7 +143,7 @@ def line_of(model: torch.nn.Module, key: tuple[int, str] | None, run: Run) -> st
     """
     if key is None:
         return ""
-    reached, generators = Reached(model), Generators()
+    reached, generators = ReachableState(model), Generators()
     holder = next((h for h in reached.holders if h.key == key), None)
     flags, switches = [(p, p.requires_grad) for p in model.parameters()], settings()
     finder = _Finder(_changed(model, holder, key))

@@ -6,13 +6,13 @@ from types import TracebackType
 
 import torch
 
-from torch2ort.effects.read_before_write import Reads
+from torch2ort.effects.read_before_write import ReadRecorder
 from torch2ort.effects.side_effects import NO_EFFECTS, Effects
 from torch2ort.effects.state_diff import EffectError, Watch, writes_of
-from torch2ort.effects.value_templates import Recipes
+from torch2ort.effects.value_templates import ValueTemplates
 
 
-class Watched:
+class SideEffectRecorder:
     """Context manager around a call of forward; it restores the state afterwards, also when forward raises.
 
     Args:
@@ -27,14 +27,14 @@ class Watched:
         dropped: an effect of the call that no run repeats, if ``left`` is false: ``changes X``.
     """
 
-    def __init__(self, model: torch.nn.Module, reads: Reads | None, *, left: bool) -> None:
+    def __init__(self, model: torch.nn.Module, reads: ReadRecorder | None, *, left: bool) -> None:
         self._model, self._reads, self._left = model, reads, left
         self.dropped = ""
         self.tensors: list[torch.Tensor] = []
         self.places: list[str] = []
         self.effects: Effects = NO_EFFECTS
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> SideEffectRecorder:
         self._watch = Watch(self._model)
         if self._reads is not None:
             self._reads.begin(self._watch.reached)
@@ -52,9 +52,9 @@ class Watched:
         if self._reads is not None:
             return
         there = self._watch.reached.was_there
-        recipes = Recipes(there if known else lambda v: not isinstance(v, torch.Tensor) and there(v))
+        templates = ValueTemplates(there if known else lambda v: not isinstance(v, torch.Tensor) and there(v))
         try:
-            writes, taken = writes_of(self._watch.changed(guarded=self._left), recipes)
+            writes, taken = writes_of(self._watch.changed(guarded=self._left), templates)
         except EffectError as error:
             if self._left or error.matters:
                 raise
@@ -63,8 +63,8 @@ class Watched:
         if not self._left:
             self.dropped = f"changes {writes[0].place}" if writes else ""
             return
-        self.tensors, self.places = recipes.tensors, recipes.places
-        self.effects = Effects(tuple(writes), taken=tuple(taken), constants=recipes.constants)
+        self.tensors, self.places = templates.tensors, templates.places
+        self.effects = Effects(tuple(writes), one_time_writes=tuple(taken), constants=templates.constants)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

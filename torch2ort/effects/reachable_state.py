@@ -42,7 +42,7 @@ class State(Holder[Any]):
     """An object written in C whose state advances when it is used."""
 
 
-class Numbers(State):
+class GeneratorState(State):
     """A random generator."""
 
     def read(self) -> Any:
@@ -70,7 +70,7 @@ class Numbers(State):
         return bool(repr_of(contents) == repr_of(self.before))
 
 
-class Onward(State):
+class IrreversibleState(State):
     """An object whose state cannot be restored."""
 
     def write(self, contents: Any) -> None:
@@ -81,7 +81,7 @@ class Onward(State):
         return bool(contents == self.before)
 
 
-class Position(Onward):
+class IteratorPosition(IrreversibleState):
     """An iterator."""
 
     def read(self) -> Any:
@@ -107,7 +107,7 @@ def _inner(value: Any) -> Any:
             return value
 
 
-class Variable(State):
+class ContextVariable(State):
     """A ``contextvars.ContextVar``."""
 
     def read(self) -> Any:
@@ -123,7 +123,7 @@ class Variable(State):
         return contents is self.before
 
 
-class Shared(Onward):
+class SynchronizationState(IrreversibleState):
     """An object by which threads exchange values or signals; its state is not restored."""
 
     def read(self) -> Any:
@@ -161,7 +161,7 @@ class Defaults(Named):
         return f"the default {names[key]} of {self.value.__qualname__}"
 
 
-class Partial(Named):
+class PartialArguments(Named):
     """The arguments that a ``functools.partial`` stores."""
 
     def read(self) -> dict[Any, Any]:
@@ -176,7 +176,7 @@ class Partial(Named):
         value.__setstate__((value.func, args, keywords, vars(value)))
 
 
-class Reached(Snapshot):
+class ReachableState(Snapshot):
     """The objects that the code of a model reaches, without the private state of installed packages.
 
     Args:
@@ -202,19 +202,19 @@ class Reached(Snapshot):
 
     def _visit(self, path: str, value: Any) -> None:
         if isinstance(value, _GENERATORS):
-            self._keep(value, Numbers, path)
+            self._keep(value, GeneratorState, path)
         elif isinstance(value, contextvars.ContextVar):
-            self._keep(value, Variable, path)
+            self._keep(value, ContextVariable, path)
         elif isinstance(value, _ITERATORS):
-            self._keep(value, Position, path)
+            self._keep(value, IteratorPosition, path)
         elif isinstance(value, _SHARED):
-            self._keep(value, Shared, path)
+            self._keep(value, SynchronizationState, path)
         elif isinstance(value, SynchronizedBase):
             self._pending.append((path, value.get_obj()))
         elif type(value) is functools.partial and id(value) not in self._found:
             self._found.add(id(value))
             self._alive.append(value)
-            self._hold(Partial(path, value))
+            self._hold(PartialArguments(path, value))
             self._pending.append((path, value.func))
         else:
             super()._visit(path, value)
@@ -237,7 +237,7 @@ class Reached(Snapshot):
             super()._visit_object(path, value)
 
 
-class OfFunction(Reached):
+class FunctionState(ReachableState):
     """The objects that a call of a Function reaches, also for a library's Function.
 
     Args:

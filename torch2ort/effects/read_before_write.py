@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from torch2ort.cache.key.constant_bytes import words
-from torch2ort.cache.key.write_only_state import Unread
-from torch2ort.effects.reachable_state import Reached
+from torch2ort.cache.key.write_only_state import WriteOnlyState
+from torch2ort.effects.reachable_state import ReachableState
 from torch2ort.effects.side_effects import ItemsWritten, KeysWritten, Write
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Items, Named
 
@@ -218,7 +218,7 @@ class _Attribute:
             raise AttributeError(self._name)
 
 
-class Reads:
+class ReadRecorder:
     """Record, in one run of forward, of the places that it reads before it writes them.
 
     Args:
@@ -230,7 +230,7 @@ class Reads:
         self._made: dict[int, Any] = {}
         self._attributes: dict[tuple[type, str], _Attribute] = {}
 
-    def begin(self, reached: Reached) -> None:
+    def begin(self, reached: ReachableState) -> None:
         """Replace the containers and attributes that are written to by recording ones.
 
         Args:
@@ -292,7 +292,7 @@ class Reads:
             else:
                 setattr(kind, name, had)
 
-    def unread(self) -> tuple[Unread, frozenset[int]]:
+    def unread(self) -> tuple[WriteOnlyState, frozenset[int]]:
         """Return the places that were written but not read before, and the ids of those that were cleared."""
         names: dict[int, frozenset[str]] = {}
         containers: set[int] = set()
@@ -316,7 +316,7 @@ class Reads:
             elif isinstance(write, KeysWritten) and made is None:
                 names[id(owner)] = frozenset(self._first_set(write))
         kept = {key: found for key, found in names.items() if found}
-        return Unread(kept, frozenset(containers), tuple(alive)), frozenset(cleared)
+        return WriteOnlyState(kept, frozenset(containers), tuple(alive)), frozenset(cleared)
 
     def _first_set(self, write: KeysWritten) -> Iterator[str]:
         owner = write.holder.value

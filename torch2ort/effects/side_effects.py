@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torch2ort.cache.key.write_only_state import NOTHING, Unread
-from torch2ort.effects.value_templates import Recipe
+from torch2ort.cache.key.write_only_state import NOTHING, WriteOnlyState
+from torch2ort.effects.value_templates import ValueTemplate
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Named
 
 
@@ -39,7 +39,7 @@ class Write:
         """The dictionary or list that is written to."""
         return self.holder.value
 
-    def is_unread(self, unread: Unread) -> bool:
+    def is_unread(self, unread: WriteOnlyState) -> bool:
         """Return True if all keys and items of the write are in ``unread``."""
         return id(self.owner) in unread.containers
 
@@ -60,13 +60,13 @@ class KeysWritten(Write):
     """
 
     holder: Named
-    sets: dict[Any, Recipe]
+    sets: dict[Any, ValueTemplate]
     gone: tuple[Any, ...]
     cleared: bool = False
 
     def do(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> None:
         """See :meth:`Write.do`."""
-        values = {key: recipe.make(tensors, made) for key, recipe in self.sets.items()}
+        values = {key: template.make(tensors, made) for key, template in self.sets.items()}
         owner = self.owner
         if not isinstance(owner, dict):
             contents = {**self.holder.read(), **values}
@@ -83,7 +83,7 @@ class KeysWritten(Write):
         """See :meth:`Write.owner`."""
         return self.holder.entries
 
-    def is_unread(self, unread: Unread) -> bool:
+    def is_unread(self, unread: WriteOnlyState) -> bool:
         """See :meth:`Write.is_unread`."""
         return super().is_unread(unread) or unread.of(self.owner) >= self.sets.keys()
 
@@ -102,12 +102,12 @@ class ItemsWritten(Write):
         whole: True if all other items are removed.
     """
 
-    new: list[Recipe]
+    new: list[ValueTemplate]
     whole: bool
 
     def do(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> None:
         """See :meth:`Write.do`."""
-        values = [recipe.make(tensors, made) for recipe in self.new]
+        values = [template.make(tensors, made) for template in self.new]
         if self.whole:
             self.owner.clear()
         self.owner.extend(values)
@@ -136,13 +136,13 @@ class Effects:
     Attributes:
         writes: the writes, in the order in which they were found.
         unread: the places among them that forward does not read before it writes them.
-        taken: changes that are made once, with the graph, which remains valid with them.
+        one_time_writes: changes that are made once, with the graph, which remains valid with them.
         constants: True if other values than tensors are written.
     """
 
     writes: tuple[Write, ...] = ()
-    unread: Unread = field(default=NOTHING)
-    taken: tuple[Write, ...] = ()
+    unread: WriteOnlyState = field(default=NOTHING)
+    one_time_writes: tuple[Write, ...] = ()
     constants: bool = False
 
     def __bool__(self) -> bool:
@@ -158,13 +158,13 @@ class Effects:
         """The dictionaries and lists that are written to."""
         return [write.owner for write in self.writes]
 
-    def leave(self, tensors: Sequence[torch.Tensor]) -> None:
+    def apply(self, tensors: Sequence[torch.Tensor]) -> None:
         """Repeat the writes with the tensors of a run."""
         made: dict[int, Any] = {}
         for write in self.writes:
             write.do(tensors, made)
 
-    def with_reads(self, unread: Unread, cleared: frozenset[int]) -> Effects:
+    def with_reads(self, unread: WriteOnlyState, cleared: frozenset[int]) -> Effects:
         """Return these effects with the results of a search for places that forward reads.
 
         Args:
@@ -179,29 +179,29 @@ class Effects:
                 lost.add(id(write.owner))
             kept.append(write)
         names = {key: found for key, found in unread.names.items() if key not in lost}
-        unread = Unread(names, unread.containers - lost, unread.alive)
+        unread = WriteOnlyState(names, unread.containers - lost, unread.alive)
         return replace(self, writes=tuple(kept), unread=unread)
 
     def of(self, writes: Sequence[Write]) -> Effects:
         """Return the effects of some of the writes."""
         owners = {id(write.owner) for write in writes}
         names = {key: found for key, found in self.unread.names.items() if key in owners}
-        unread = Unread(names, self.unread.containers & owners, self.unread.alive)
+        unread = WriteOnlyState(names, self.unread.containers & owners, self.unread.alive)
         return replace(self, writes=tuple(writes), unread=unread)
 
     @property
-    def need_a_trial(self) -> bool:
+    def needs_eager_check(self) -> bool:
         """True if a run is necessary to find out that the effects are the same in each call."""
         return self.constants or any(not write.is_unread(self.unread) for write in self.writes)
 
     def forget(self) -> None:
         """Release the previous contents of the places."""
-        for write in (*self.writes, *self.taken):
+        for write in (*self.writes, *self.one_time_writes):
             write.holder.before = type(write.holder.before)()
 
-    def take(self) -> None:
+    def apply_one_time_writes(self) -> None:
         """Make the changes that the graph remains valid with."""
-        for write in self.taken:
+        for write in self.one_time_writes:
             write.do((), {})
 
 

@@ -10,9 +10,16 @@ from typing import Any
 import torch
 
 from torch2ort.cache.key.packages import package_of_module
-from torch2ort.effects.reachable_state import HOOKS_OF_ALL, Position, Reached, State, Variable, readable
+from torch2ort.effects.reachable_state import (
+    HOOKS_OF_ALL,
+    ContextVariable,
+    IteratorPosition,
+    ReachableState,
+    State,
+    readable,
+)
 from torch2ort.effects.side_effects import ContentsWritten, ItemsWritten, KeysWritten, Write
-from torch2ort.effects.value_templates import Recipes, UnmadeError
+from torch2ort.effects.value_templates import NotReproducibleError, ValueTemplates
 from torch2ort.pythonop.abstract_run.object_rollback import Generators, Unknown
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Items, Named
 from torch2ort.pythonop.abstract_run.opaque_objects import is_computed_when_asked, last_results
@@ -79,7 +86,7 @@ class Watch:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self.reached = Reached(model)
+        self.reached = ReachableState(model)
         self._generators = Generators()
         self._settings = settings()
         named = (*model.named_parameters(), *model.named_buffers())
@@ -132,7 +139,9 @@ class Watch:
                 )
         found = [Changed(*pair) for pair in self.reached.changed() if type(pair[0]).__name__ != "_Memo"]
         found = [changed for one in found for changed in _relevant(one)]
-        found = [changed for changed in found if not (guarded and isinstance(changed.holder, Position))]
+        found = [
+            changed for changed in found if not (guarded and isinstance(changed.holder, IteratorPosition))
+        ]
         for changed in found:
             _refuse(changed)
         return found
@@ -236,7 +245,7 @@ def _refuse(changed: Changed) -> None:
     """
     holder = changed.holder
     key = holder.key
-    if isinstance(holder, Variable):
+    if isinstance(holder, ContextVariable):
         raise EffectError(
             f"sets {readable(holder.path)}, a ContextVar",
             "which a graph cannot do. Set it before the call",
@@ -271,12 +280,12 @@ def _refuse(changed: Changed) -> None:
         )
 
 
-def writes_of(found: Iterable[Changed], recipes: Recipes) -> tuple[list[Write], list[Write]]:
+def writes_of(found: Iterable[Changed], templates: ValueTemplates) -> tuple[list[Write], list[Write]]:
     """Return the writes for each run of the graph, and those that are made once.
 
     Args:
         found: the changes of the call.
-        recipes: the recipes to add the values to.
+        templates: the templates to add the values to.
 
     Raises:
         EffectError: a run cannot make one of the values.
@@ -285,22 +294,22 @@ def writes_of(found: Iterable[Changed], recipes: Recipes) -> tuple[list[Write], 
     taken: list[Write] = []
     for changed in found:
         holder, contents = changed.holder, changed.contents
-        recipes.place = changed.place
+        templates.place = changed.place
         try:
             if isinstance(holder, Named):
                 keys = changed.changed_keys()
                 gone = tuple(k for k in keys if k not in contents)
-                sets = {k: recipes.of(contents[k]) for k in keys if k in contents}
+                sets = {k: templates.of(contents[k]) for k in keys if k in contents}
                 write: Write = KeysWritten(changed.place, holder, sets, gone)
                 notes = _NOTES.get(_package(type(holder.value)), ())
                 (taken if all(k in notes for k in keys) else writes).append(write)
             elif isinstance(holder, Items):
                 new, whole = added(holder, contents)
-                writes.append(ItemsWritten(changed.place, holder, list(map(recipes.of, new)), whole))
+                writes.append(ItemsWritten(changed.place, holder, list(map(templates.of, new)), whole))
             else:
-                recipes.of(contents)
+                templates.of(contents)
                 writes.append(ContentsWritten(changed.place, holder, contents))
-        except UnmadeError as error:
+        except NotReproducibleError as error:
             raise EffectError(
                 f"puts {error} into {changed.place}",
                 "and a graph returns only tensors. Put tensors there, or lists, tuples and dicts of them, or "

@@ -24,11 +24,11 @@ PLAIN = (
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class UnmadeError(Exception):
+class NotReproducibleError(Exception):
     """A value cannot be constructed again; the message describes it."""
 
 
-class Recipe:
+class ValueTemplate:
     """Construction of one value."""
 
     def make(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> Any:
@@ -42,7 +42,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Taken(Recipe):
+class RunTensor(ValueTemplate):
     """A tensor of the run.
 
     Attributes:
@@ -52,12 +52,12 @@ class Taken(Recipe):
     index: int
 
     def make(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> Any:
-        """See :meth:`Recipe.make`."""
+        """See :meth:`ValueTemplate.make`."""
         return tensors[self.index]
 
 
 @dataclass(frozen=True)
-class Same(Recipe):
+class ConstantValue(ValueTemplate):
     """A value that is the same in each call.
 
     Attributes:
@@ -67,30 +67,30 @@ class Same(Recipe):
     value: Any
 
     def make(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> Any:
-        """See :meth:`Recipe.make`."""
+        """See :meth:`ValueTemplate.make`."""
         return self.value
 
 
 @dataclass(frozen=True)
-class _Container(Recipe):
+class _Container(ValueTemplate):
     """A list, dict, deque, tuple or set that forward made.
 
     Attributes:
         number: identifies the container among those of one call.
         start: creates it empty; ``None`` for one that cannot be filled later.
         keys: keys of a dict.
-        parts: recipes of its contents.
+        parts: templates of its contents.
         join: adds the parts, or creates the container from them.
     """
 
     number: int
     start: Callable[[], Any] | None
     keys: tuple[Any, ...]
-    parts: list[Recipe]
+    parts: list[ValueTemplate]
     join: Callable[..., Any]
 
     def make(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> Any:
-        """See :meth:`Recipe.make`."""
+        """See :meth:`ValueTemplate.make`."""
         if self.number in made:
             return made[self.number]
         if self.start is not None:
@@ -106,7 +106,7 @@ class _Container(Recipe):
 
 
 @dataclass(frozen=True)
-class _Nested(Recipe):
+class _Nested(ValueTemplate):
     """Nested data of other classes, by their schema."""
 
     number: int
@@ -114,14 +114,14 @@ class _Nested(Recipe):
     indices: tuple[int, ...]
 
     def make(self, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> Any:
-        """See :meth:`Recipe.make`."""
+        """See :meth:`ValueTemplate.make`."""
         if self.number not in made:
             made[self.number] = io_schema.unflatten([tensors[i] for i in self.indices], self.schema)
         return made[self.number]
 
 
-class Recipes:
-    """The recipes of values.
+class ValueTemplates:
+    """The templates of values.
 
     Args:
         was_there: returns True if a value is older than the call.
@@ -139,45 +139,45 @@ class Recipes:
         self.place = ""
         self.places: list[str] = []
         self.constants = False
-        self._recipes: dict[int, Recipe] = {}
+        self._templates: dict[int, ValueTemplate] = {}
         self._alive: list[Any] = []
 
-    def of(self, value: Any) -> Recipe:
-        """Return the recipe of ``value``.
+    def of(self, value: Any) -> ValueTemplate:
+        """Return the template of ``value``.
 
         Raises:
-            UnmadeError: there is none.
+            NotReproducibleError: there is none.
         """
         if type(value) is Number:
             # A Number replaces an argument: then each of its values needs its own graph.
             raise ReadInPythonError
         if isinstance(value, _SYMBOLS):
-            raise UnmadeError("a size that varies")
+            raise NotReproducibleError("a size that varies")
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, PLAIN) or self._was_there(value):
             self.constants = True
-            return Same(value)
-        known = self._recipes.get(id(value))
+            return ConstantValue(value)
+        known = self._templates.get(id(value))
         if known is None:
             self._alive.append(value)
             known = self._made(value)
         return known
 
-    def _tensor(self, value: torch.Tensor) -> Recipe:
+    def _tensor(self, value: torch.Tensor) -> ValueTemplate:
         if type(value) in (torch.Tensor, torch.nn.Parameter) and self._was_there(value):
-            return Same(value)
-        known = self._recipes.get(id(value))
+            return ConstantValue(value)
+        known = self._templates.get(id(value))
         if known is None:
-            known = self._recipes[id(value)] = self._take(value)
+            known = self._templates[id(value)] = self._take(value)
         return known
 
-    def _take(self, value: torch.Tensor) -> Taken:
+    def _take(self, value: torch.Tensor) -> RunTensor:
         self.tensors.append(value)
         self.places.append(self.place)
-        return Taken(len(self.tensors) - 1)
+        return RunTensor(len(self.tensors) - 1)
 
-    def _made(self, value: Any) -> Recipe:
+    def _made(self, value: Any) -> ValueTemplate:
         kind, number = type(value), len(self._alive)
         if kind in _FILLED:
             start: Any = kind
@@ -191,35 +191,35 @@ class Recipes:
             is_dict = issubclass(kind, dict)
             keys = tuple(value) if is_dict else ()
             if any(not isinstance(key, PLAIN) and not self._was_there(key) for key in keys):
-                raise UnmadeError(f"a {kind.__name__} with keys of its own")
-            recipe = _Container(number, start, keys, [], fill)
-            self._recipes[id(value)] = recipe
-            recipe.parts.extend(map(self.of, value.values() if is_dict else value))
-            return recipe
+                raise NotReproducibleError(f"a {kind.__name__} with keys of its own")
+            template = _Container(number, start, keys, [], fill)
+            self._templates[id(value)] = template
+            template.parts.extend(map(self.of, value.values() if is_dict else value))
+            return template
         if kind in (tuple, set, frozenset):
             parts = [self.of(item) for item in value]
-            recipe = self._recipes[id(value)] = _Container(number, None, (), parts, kind)
-            return recipe
+            template = self._templates[id(value)] = _Container(number, None, (), parts, kind)
+            return template
         if isinstance(value, types.FunctionType) and value.__closure__ is None:
             self.constants = True
-            return Same(value)
+            return ConstantValue(value)
         return self._nested(value, number)
 
-    def _nested(self, value: Any, number: int) -> Recipe:
+    def _nested(self, value: Any, number: int) -> ValueTemplate:
         try:
             tensors, schema = io_schema.flatten(value)
         except SchemaError as error:
-            raise UnmadeError(f"a {type(value).__qualname__}") from error
+            raise NotReproducibleError(f"a {type(value).__qualname__}") from error
         indices = []
         for tensor in tensors:
-            recipe = self._tensor(tensor)
-            if isinstance(recipe, Same):
-                recipe = self._take(tensor)
-            assert isinstance(recipe, Taken)
-            indices.append(recipe.index)
+            template = self._tensor(tensor)
+            if isinstance(template, ConstantValue):
+                template = self._take(tensor)
+            assert isinstance(template, RunTensor)
+            indices.append(template.index)
         self.constants = True
-        recipe = self._recipes[id(value)] = _Nested(number, schema, tuple(indices))
-        return recipe
+        template = self._templates[id(value)] = _Nested(number, schema, tuple(indices))
+        return template
 
 
 _FILLED = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)

@@ -20,7 +20,7 @@ from torch2ort.program.program import Program
 from torch2ort.program.target import Target
 from torch2ort.program.traced_program import TracedProgram
 from torch2ort.sizes.memory_layout import form_of
-from torch2ort.support.later import Later
+from torch2ort.support.lazy import Lazy
 from torch2ort.support.startup_timing import IMPORTS, phase
 
 
@@ -85,8 +85,8 @@ def build(
         zeros = _zeros(again)
         program = replace(
             program,
-            traced=Later(lambda: _traced_again(program, afresh(again))),
-            onnx=Later(lambda: afresh(zeros()).graph),
+            traced=Lazy(lambda: _traced_again(program, afresh(again))),
+            onnx=Lazy(lambda: afresh(zeros()).graph),
         )
     return program
 

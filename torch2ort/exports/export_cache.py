@@ -20,7 +20,7 @@ from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import Dependencies, Key, Unkeyable, tensor_of
 from torch2ort.cache.report import CacheReport
 from torch2ort.cache.store.explain import on_miss, sentence_of_miss
-from torch2ort.cache.store.graph_entries import Kept, Shelf, keep
+from torch2ort.cache.store.graph_entries import EntryContent, GraphEntries, store_entry
 from torch2ort.cache.store.location import opened_store
 from torch2ort.cache.store.store import Entry, RefusedError, Store
 from torch2ort.capture.output_ties import Ties
@@ -98,10 +98,10 @@ def reuse_or_build(
             kept = _pack(program, model, key)
         except Unkeyable as unkeyable:
             return _bypassed(program, f"{unkeyable}.")
-        refused = keep(store, key, _KIND, kept)
+        refused = store_entry(store, key, _KIND, kept)
     if refused is not None:
         return replace(program, report=CacheReport(bypass_reason=refused))
-    return replace(program, report=CacheReport(False, key.digest), shelf=Shelf(store, key))
+    return replace(program, report=CacheReport(False, key.digest), graph_entries=GraphEntries(store, key))
 
 
 class _Failures:
@@ -128,7 +128,7 @@ class _Failures:
         try:
             return build()
         except ExportError as error:
-            keep(self._store, self._key, _FAILED, Kept({"reason": str(error)}, {}))
+            store_entry(self._store, self._key, _FAILED, EntryContent({"reason": str(error)}, {}))
             raise
 
 
@@ -208,14 +208,14 @@ def _relatives(store: Store, key: Key) -> Iterator[Key]:
 def _use(store: Store, entry: Entry, key: Key, model: torch.nn.Module, call: Call) -> Program | None:
     """Return the program of an entry if it accepts the call's sizes."""
     try:
-        program = _unpack(Kept(entry.manifest.data, entry.files), model, call, key)
+        program = _unpack(EntryContent(entry.manifest.data, entry.files), model, call, key)
     except (Torch2OrtError, Unkeyable) as error:
         logger.info("the cache entry %s does not fit this process: %s", key.digest, error)
         return None
     if program.interface.sizes.mismatch([tensor.shape for tensor in call.tensors]) is not None:
         return None
     logger.debug("took the graph of %s out of the export cache (%s)", key.name, key.digest)
-    return replace(program, report=CacheReport(True, key.digest), shelf=Shelf(store, key))
+    return replace(program, report=CacheReport(True, key.digest), graph_entries=GraphEntries(store, key))
 
 
 def _log_miss(store: Store, key: Key) -> None:
@@ -232,7 +232,7 @@ def _log_miss(store: Store, key: Key) -> None:
 # --- an entry's content
 
 
-def _pack(program: Program, model: torch.nn.Module, key: Key) -> Kept:
+def _pack(program: Program, model: torch.nn.Module, key: Key) -> EntryContent:
     graph, interface = program.signature, program.interface
     if program.effects:
         raise Unkeyable(f"forward changes {program.effects.places[0]}, an object of this process")
@@ -249,12 +249,12 @@ def _pack(program: Program, model: torch.nn.Module, key: Key) -> Kept:
         "writer": program.writer,
     }
     if not isinstance(graph, Graph):
-        return Kept(data, {})
+        return EntryContent(data, {})
     functions = places_of(graph.sites, key)
-    return Kept({**data, "functions": functions}, {_FILE: graph.proto.SerializeToString()})
+    return EntryContent({**data, "functions": functions}, {_FILE: graph.proto.SerializeToString()})
 
 
-def _unpack(kept: Kept, model: torch.nn.Module, call: Call, key: Key) -> Program:
+def _unpack(kept: EntryContent, model: torch.nn.Module, call: Call, key: Key) -> Program:
     data = kept.data
     graph = recorded_signature(data, data["weights"])
     if _FILE in kept.files:

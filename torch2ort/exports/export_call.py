@@ -14,15 +14,15 @@ from torch2ort.exports.graph_of_trace import graph_of_trace, log_graph
 from torch2ort.graph.debug_dumps import save_stage
 from torch2ort.graph.graph import GraphSignature
 from torch2ort.graph.interface import Interface
-from torch2ort.log import logger, quiet
+from torch2ort.log import logger, suppress_libraries
 from torch2ort.options import Options
-from torch2ort.program.autocast_casts import settle_autocast
+from torch2ort.program.autocast_casts import insert_autocast_casts
 from torch2ort.program.detach_range_bounds import detach_bounds
 from torch2ort.program.program import Program
 from torch2ort.program.target import Target
 from torch2ort.program.traced_program import kept_program, traced_program
 from torch2ort.pythonop.autocast import off
-from torch2ort.support.later import Later
+from torch2ort.support.lazy import Lazy
 from torch2ort.support.startup_timing import TRACE, TRANSLATE, phase
 from torch2ort.symbolics import check
 from torch2ort.symbolics.lowering import lower, signature_of, sizes_of
@@ -48,7 +48,7 @@ def export_call(
     Raises:
         ExportError: see :func:`torch2ort.export`.
     """
-    with phase(TRACE), quiet(), exclusive.exporting(), traceable_modes(call.modes):
+    with phase(TRACE), suppress_libraries(), exclusive.exporting(), traceable_modes(call.modes):
         traced = trace(model, call, training=training, fixed_sizes=target.is_trained)
         if target.is_trained and traced.hooked:
             raise hook_refused(model, f"{traced.hooked} puts a hook on a gradient,")
@@ -57,7 +57,7 @@ def export_call(
         if traced.outside and (target.is_trained or lost):
             _refuse_outside(model, traced.outside)
         with off():
-            sites = settle_autocast(
+            sites = insert_autocast_casts(
                 traced.program.graph_module, model, target, gradients=call.modes.gradients
             )
             traced.sites.update({site.key: site for site in sites})
@@ -95,7 +95,7 @@ def _program(model: torch.nn.Module, call: Call, traced: Trace, target: Target, 
         traced.ties,
         effects=traced.effects,
         writer=_writer(signature, traced),
-        traced=None if operators is None else Later(lambda: operators),
+        traced=None if operators is None else Lazy(lambda: operators),
         onnx=onnx,
     )
 

@@ -15,17 +15,17 @@ from torch2ort.capture.sample_call import PREFIX
 from torch2ort.capture.trace import Trace
 from torch2ort.graph.graph import Graph
 from torch2ort.graph.node_provenance import Origin
-from torch2ort.log import DEVINFO, logger, quiet
+from torch2ort.log import DEVINFO, logger, suppress_libraries
 from torch2ort.program.target import Target
 from torch2ort.pythonop.autocast import off
 from torch2ort.sizes.memory_layout import form_of
-from torch2ort.support.later import Later
+from torch2ort.support.lazy import Lazy
 from torch2ort.symbolics.lowering import lower
 
 
 def graph_of_trace(
     model: torch.nn.Module, traced: Trace, inputs: io_schema.Schema, target: Target
-) -> Later[Graph]:
+) -> Lazy[Graph]:
     """Return the graph of a trace, made on request; until then it holds no tensors of the model or the call.
 
     Args:
@@ -45,12 +45,12 @@ def graph_of_trace(
     def make() -> Graph:
         for values, forms in kept:
             values.update({name: form() for name, form in forms.items()})
-        with quiet(), exclusive.exporting(), off():
+        with suppress_libraries(), exclusive.exporting(), off():
             graph, _ = lower(model, traced, inputs, target)
         log_graph(kind.__name__, graph)
         return graph
 
-    return Later(make)
+    return Lazy(make)
 
 
 def _forms(model: torch.nn.Module, values: Mapping[str, Any]) -> dict[str, Callable[[], torch.Tensor]]:

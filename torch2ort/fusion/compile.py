@@ -21,10 +21,10 @@ import torch
 
 from torch2ort._torch import inductor as private
 from torch2ort.cache.key.export_lock import exclusive
-from torch2ort.cache.store.graph_entries import Kept
+from torch2ort.cache.store.graph_entries import EntryContent
 from torch2ort.cache.store.store import Entry
 from torch2ort.fusion.cpp_source import Program, program_of, text_of
-from torch2ort.fusion.inductor_kernels import Kernel, UnknownCodeError, lowered
+from torch2ort.fusion.inductor_kernels import Kernel, UnknownCodeError, record_calls
 from torch2ort.fusion.library_loader import loaded
 from torch2ort.fusion.region import (
     Region,
@@ -35,7 +35,7 @@ from torch2ort.fusion.region import (
     shape_of,
     shapes_as_json,
 )
-from torch2ort.log import logger, quiet
+from torch2ort.log import logger, suppress_libraries
 from torch2ort.support.processor import processor_features
 from torch2ort.support.startup_timing import SESSION, timed
 
@@ -50,7 +50,7 @@ Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Made:
+class CompiledRegion:
     """A region that was just compiled.
 
     Attributes:
@@ -59,11 +59,11 @@ class Made:
     """
 
     run: Run
-    kept: Kept
+    kept: EntryContent
 
 
 @dataclass(frozen=True)
-class Unmade:
+class CompileFailure:
     """A region that could not be compiled.
 
     Attributes:
@@ -73,7 +73,7 @@ class Unmade:
     reason: str
 
 
-def make(texts: Sequence[str]) -> dict[str, Made | Unmade]:
+def compile_regions(texts: Sequence[str]) -> dict[str, CompiledRegion | CompileFailure]:
     """Compile regions.
 
     Args:
@@ -81,7 +81,7 @@ def make(texts: Sequence[str]) -> dict[str, Made | Unmade]:
     """
     made = _in_one_library(texts) if texts else {}
     for text in texts:
-        if isinstance(made[text], Unmade) and not decode_region(text).varying:
+        if isinstance(made[text], CompileFailure) and not decode_region(text).varying:
             made[text] = _in_a_package(text)
     return made
 
@@ -118,23 +118,23 @@ def surroundings() -> dict[str, str]:
 
 @timed(SESSION)
 @exclusive.exporting()
-def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
+def _in_one_library(texts: Sequence[str]) -> dict[str, CompiledRegion | CompileFailure]:
     """Return the regions that inductor compiles to kernels only, and the reason for each of the others."""
     programs: dict[str, Program] = {}
     parts: list[str] = []
     kernels: list[Kernel] = []
-    made: dict[str, Made | Unmade] = {}
+    made: dict[str, CompiledRegion | CompileFailure] = {}
     with _compiling() as folder:
         for text in texts:
             region = decode_region(text)
             entry = f"torch2ort_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
             try:
                 varying = tuple(region.varying)
-                found = lowered(_code_of(region), region.inputs, varying)
+                found = record_calls(_code_of(region), region.inputs, varying)
                 programs[text], part = program_of(entry, found, varying)
             except Exception as error:  # a compiler may raise any error
                 logger.info("a fused region is not compiled to a library: %s", _said(error))
-                made[text] = Unmade(_said(error))
+                made[text] = CompileFailure(_said(error))
                 continue
             parts.append(part)
             kernels.extend(kernel for kernel, _ in found.calls)
@@ -145,23 +145,26 @@ def _in_one_library(texts: Sequence[str]) -> dict[str, Made | Unmade]:
             runs = {text: loaded(library, decode_region(text), p) for text, p in programs.items()}
         except Exception as error:  # likewise
             logger.info("fused regions are not compiled to a library: %s", _said(error))
-            return made | dict.fromkeys(programs, Unmade(_said(error)))
+            return made | dict.fromkeys(programs, CompileFailure(_said(error)))
     files = {_LIBRARY: library}
-    return made | {t: Made(run, Kept({"program": _encoded(run.program)}, files)) for t, run in runs.items()}
+    return made | {
+        t: CompiledRegion(run, EntryContent({"program": _encoded(run.program)}, files))
+        for t, run in runs.items()
+    }
 
 
 @timed(SESSION)
 @exclusive.exporting()
-def _in_a_package(text: str) -> Made | Unmade:
+def _in_a_package(text: str) -> CompiledRegion | CompileFailure:
     region = decode_region(text)
     try:
         with _compiling() as folder:
             path = folder / _PACKAGE
             private.compile_package(region.run, _samples(region), path, threads=_threads())
             package = path.read_bytes()
-        return Made(_package(package), Kept({}, {_PACKAGE: package}))
+        return CompiledRegion(_package(package), EntryContent({}, {_PACKAGE: package}))
     except Exception as error:  # likewise
-        return Unmade(_said(error))
+        return CompileFailure(_said(error))
 
 
 def _package(package: bytes) -> Run:
@@ -176,7 +179,7 @@ def _compiling() -> Iterator[Path]:
     """Yield an empty folder; the compiler's messages are suppressed."""
     with (
         tempfile.TemporaryDirectory(prefix="torch2ort-") as folder,
-        quiet(),
+        suppress_libraries(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 copies its own deprecated tree specs

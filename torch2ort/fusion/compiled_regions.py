@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch2ort.cache.key.key import Key
-from torch2ort.cache.store.graph_entries import keep
+from torch2ort.cache.store.graph_entries import store_entry
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import EngineError
 from torch2ort.fusion.accuracy_check import difference
-from torch2ort.fusion.compile import Run, Unmade, make, restored, surroundings
+from torch2ort.fusion.compile import CompileFailure, Run, compile_regions, restored, surroundings
 from torch2ort.fusion.library_loader import NativeRegion
 from torch2ort.support.user_warnings import warn
 
@@ -27,8 +27,8 @@ class _Libraries:
 _LIBRARIES = _Libraries()
 
 
-def library_of(text: str) -> Run:
-    """Return the function that runs a region passed to :func:`compiled` before.
+def runner_of(text: str) -> Run:
+    """Return the function that runs a region passed to :func:`compile_or_load` before.
 
     Args:
         text: of the region.
@@ -55,7 +55,7 @@ def native_of(text: str) -> NativeRegion | None:
     return run if isinstance(run, NativeRegion) else None
 
 
-def compiled(texts: Iterable[str], store: Store | None) -> frozenset[str]:
+def compile_or_load(texts: Iterable[str], store: Store | None) -> frozenset[str]:
     """Return the regions that run as one kernel each; those that the store lacks are compiled, all at once.
 
     Args:
@@ -65,16 +65,16 @@ def compiled(texts: Iterable[str], store: Store | None) -> frozenset[str]:
     wanted = list(dict.fromkeys(texts))
     with _LIBRARIES.lock:
         missing = [text for text in wanted if text not in _LIBRARIES.loaded]
-        _LIBRARIES.loaded.update(obtained(missing, store))
+        _LIBRARIES.loaded.update(load_or_compile(missing, store))
         return frozenset(text for text in wanted if _LIBRARIES.loaded[text] is not None)
 
 
-def obtained(texts: Sequence[str], store: Store | None) -> dict[str, Run | None]:
+def load_or_compile(texts: Sequence[str], store: Store | None) -> dict[str, Run | None]:
     """Return the function that runs each region, loaded or compiled now; else ``None``, with a warning.
 
     Args:
         texts: of the regions, each once.
-        store: as for :func:`compiled`.
+        store: as for :func:`compile_or_load`.
     """
     found: dict[str, Run | None] = {}
     keys: dict[str, Key] = {}
@@ -86,8 +86,8 @@ def obtained(texts: Sequence[str], store: Store | None) -> dict[str, Run | None]
             run = None if entry is None else restored(text, entry)
             if run is not None:
                 found[text] = run
-    for text, made in make([text for text in texts if text not in found]).items():
-        if isinstance(made, Unmade):
+    for text, made in compile_regions([text for text in texts if text not in found]).items():
+        if isinstance(made, CompileFailure):
             warn(
                 f"Options(fuse=True): torch's inductor does not compile a region here ({made.reason}), so "
                 f"its operators run one by one. Is there a C++ compiler?"
@@ -98,6 +98,6 @@ def obtained(texts: Sequence[str], store: Store | None) -> dict[str, Run | None]
         if differs:
             warn(f"Options(fuse=True): a compiled region is not used, as its {differs}.")
         elif store is not None:
-            keep(store, keys[text], "fused region", made.kept)
+            store_entry(store, keys[text], "fused region", made.kept)
         found[text] = None if differs else made.run
     return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from torch2ort.fusion.inductor_kernels import Buffer, Kernel, Lowered, UnknownCodeError, View
+from torch2ort.fusion.inductor_kernels import Buffer, Kernel, RecordedModule, UnknownCodeError, View
 from torch2ort.fusion.region import Shape, Size
 
 _INCLUDE = re.compile(r"^\s*#include\b.*$", re.MULTILINE)
@@ -66,7 +66,7 @@ class Program:
         return f"{self.entry}_numbers"
 
 
-def program_of(entry: str, found: Lowered, varying: Sequence[str] = ()) -> tuple[Program, str]:
+def program_of(entry: str, found: RecordedModule, varying: Sequence[str] = ()) -> tuple[Program, str]:
     """Return the calling convention of a region, and its part of the library's source.
 
     Args:
@@ -117,7 +117,7 @@ def text_of(parts: Iterable[str], kernels: Iterable[Kernel]) -> str:
     return "\n".join([*includes, _PRELUDE, *parts])
 
 
-def _places(found: Lowered) -> tuple[Mapping[Buffer, int], list[tuple[int, View]]]:
+def _places(found: RecordedModule) -> tuple[Mapping[Buffer, int], list[tuple[int, View]]]:
     """Return the index of each buffer among the addresses, and the outputs that are copied at the end.
 
     A buffer that consists of one output is that output's memory; other outputs are copied from their buffers.

@@ -85,7 +85,7 @@ class Kernel:
 
 
 @dataclass
-class Lowered:
+class RecordedModule:
     """The code that inductor generates for a region.
 
     Attributes:
@@ -101,7 +101,7 @@ class Lowered:
     buffers: list[Buffer] = field(default_factory=list)
 
 
-def lowered(code: str, inputs: Sequence[Shape], varying: Sequence[str] = ()) -> Lowered:
+def record_calls(code: str, inputs: Sequence[Shape], varying: Sequence[str] = ()) -> RecordedModule:
     """Return the kernels, calls and buffers of the module ``code``.
 
     Args:
@@ -117,7 +117,7 @@ def lowered(code: str, inputs: Sequence[Shape], varying: Sequence[str] = ()) -> 
         strides = _dense(sizes)
         buffer = Buffer(_extent(sizes, strides) * dtype.itemsize, is_input=True)
         views.append(View(buffer, dtype, sizes, strides))
-    recorder = _Recorder(Lowered(tuple(views)))
+    recorder = _Recorder(RecordedModule(tuple(views)))
     try:
         call = _caller(code, recorder)
         outputs = call([*map(symbol, varying), *views])
@@ -134,7 +134,7 @@ def lowered(code: str, inputs: Sequence[Shape], varying: Sequence[str] = ()) -> 
 class _Recorder:
     """The replacement of the functions that inductor's module calls; it records the calls."""
 
-    def __init__(self, found: Lowered) -> None:
+    def __init__(self, found: RecordedModule) -> None:
         self.found = found
 
     def names(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import sympy
 import torch
 
 from torch2ort.errors import EngineError, ModelLoadError
-from torch2ort.kernels.functions import Call, decode_call
+from torch2ort.kernels.functions import OperatorCall, decode_call
 from torch2ort.sizes import expressions
 
 Size: TypeAlias = int | sympy.Expr
@@ -38,7 +38,7 @@ INFINITE = (math.inf, -math.inf)
 
 @dataclass(frozen=True)
 class _Numbers:
-    """A placeholder of the tensor whose sizes a call takes as numbers; see :class:`Call`."""
+    """A placeholder of the tensor whose sizes a call takes as numbers; see :class:`OperatorCall`."""
 
     shape: tuple[Any, ...]
 
@@ -55,7 +55,7 @@ class Region:
     """
 
     inputs: tuple[Shape, ...]
-    calls: tuple[tuple[Call, tuple[int, ...], tuple[Size, ...]], ...]
+    calls: tuple[tuple[OperatorCall, tuple[int, ...], tuple[Size, ...]], ...]
     outputs: tuple[int, ...]
 
     @functools.cached_property

@@ -17,7 +17,7 @@ class FusedRegion(Function):
     def forward(ctx: Any, text: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the outputs of the region that ``text`` describes."""
         # These modules are slow to import, and most graphs have no region.
-        from torch2ort.fusion.compiled_regions import library_of
+        from torch2ort.fusion.compiled_regions import runner_of
         from torch2ort.fusion.region import decode_region
 
         region = decode_region(text)
@@ -26,4 +26,4 @@ class FusedRegion(Function):
         region.check(tensors)
         if not region.is_compiled_for(tensors):
             return region.run(tensors)
-        return tuple(library_of(text)(list(tensors)))
+        return tuple(runner_of(text)(list(tensors)))

@@ -86,18 +86,18 @@ def decompose(model: onnx.ModelProto) -> None:
 
 
 @dataclass
-class _Found:
+class _Match:
     """Nodes, and the operator that replaces them.
 
     Attributes:
         node: the operator; its output is that of the last part.
         parts: the nodes, in order; no other node reads their outputs, except that of the last one.
-        made: additional nodes that compute inputs of the operator.
+        extra_nodes: additional nodes that compute inputs of the operator.
     """
 
     node: onnx.NodeProto
     parts: list[onnx.NodeProto]
-    made: list[onnx.NodeProto] = field(default_factory=list)
+    extra_nodes: list[onnx.NodeProto] = field(default_factory=list)
 
 
 class _Graph:
@@ -111,10 +111,10 @@ class _Graph:
         self._values = {value.name: value for value in graph.value_info}
         values = (*graph.input, *graph.value_info, *graph.output)
         self._types = {value.name: value.type.tensor_type for value in values}
-        self._instead: dict[int, _Found] = {}
+        self._instead: dict[int, _Match] = {}
         self._gone: set[int] = set()
 
-    def maker(self, name: str, operator: str) -> onnx.NodeProto | None:
+    def sole_producer(self, name: str, operator: str) -> onnx.NodeProto | None:
         """Return the node that computes a value, if it is of this operator and the value is read once."""
         node = self._makers.get(name)
         is_one = node is not None and not node.domain and node.op_type == operator
@@ -154,13 +154,13 @@ class _Graph:
         found: onnx.TypeProto.Tensor = self._types.get(name, onnx.TypeProto.Tensor())
         return found
 
-    def replace(self, found: _Found) -> None:
+    def replace(self, found: _Match) -> None:
         """Replace the parts by their operator, in the place of the last one."""
         parts = [*self._own_constants(found.parts), *found.parts]
         bare = [json_format.MessageToDict(_bare(part)) for part in parts]
         inside = [part.output[0] for part in parts[:-1]]
         values = [json_format.MessageToDict(self._values[name]) for name in inside if name in self._values]
-        record = {"made": [node.output[0] for node in found.made], "parts": bare, "values": values}
+        record = {"made": [node.output[0] for node in found.extra_nodes], "parts": bare, "values": values}
         last = found.parts[-1]
         found.node.name = last.name
         found.node.metadata_props.extend(p for p in last.metadata_props if not p.key.startswith(_OURS))
@@ -184,7 +184,7 @@ class _Graph:
         for node in self._graph.node:
             found = self._instead.get(id(node))
             if found is not None:
-                nodes += [*found.made, found.node]
+                nodes += [*found.extra_nodes, found.node]
             elif id(node) not in self._gone:
                 nodes.append(node)
         kept = [copied(node) for node in nodes]
@@ -201,23 +201,23 @@ def _either(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
     yield node.input[1], node.input[0]
 
 
-def _swish(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
+def _swish(graph: _Graph, node: onnx.NodeProto) -> _Match | None:
     """Find ``x sigmoid(x)`` (Ramachandran et al., 2017)."""
     if node.op_type != "Mul" or node.domain:
         return None
     for x, gate in _either(node):
-        sigmoid = graph.maker(gate, "Sigmoid")
+        sigmoid = graph.sole_producer(gate, "Sigmoid")
         if sigmoid is not None and sigmoid.input[0] == x and graph.element(x) == _FLOAT:
-            return _Found(helper.make_node("Swish", [x], node.output), [sigmoid, node])
+            return _Match(helper.make_node("Swish", [x], node.output), [sigmoid, node])
     return None
 
 
-def _rms_normalization(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
+def _rms_normalization(graph: _Graph, node: onnx.NodeProto) -> _Match | None:
     """Find ``weight x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, 2019), over the last dimension."""
     if node.op_type != "Mul" or node.domain:
         return None
     for weight, normal in _either(node):
-        product = graph.maker(normal, "Mul") if graph.rank(weight) == 1 else None
+        product = graph.sole_producer(normal, "Mul") if graph.rank(weight) == 1 else None
         for x, factor in _either(product) if product is not None else ():
             chain = _chain(graph, factor, ("Reciprocal", "Sqrt", "Add", "ReduceMean", "Pow"))
             if not chain or chain[-1].input[0] != x or graph.number(chain[-1].input[1]) != 2:
@@ -238,7 +238,7 @@ def _rms_normalization(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
             if graph.element(x) != onnx.TensorProto.FLOAT or graph.element(weight) != onnx.TensorProto.FLOAT:
                 continue
             made = helper.make_node("RMSNormalization", [x, weight], node.output, axis=-1, epsilon=epsilon)
-            return _Found(made, [*chain[::-1], product, node])  # type: ignore[list-item]
+            return _Match(made, [*chain[::-1], product, node])  # type: ignore[list-item]
     return None
 
 
@@ -249,7 +249,7 @@ def _chain(graph: _Graph, name: str, operators: Sequence[str]) -> list[onnx.Node
     """
     found: list[onnx.NodeProto] = []
     for operator in operators:
-        node = graph.maker(name, operator)
+        node = graph.sole_producer(name, operator)
         if node is None:
             return []
         found.append(node)
@@ -257,27 +257,33 @@ def _chain(graph: _Graph, name: str, operators: Sequence[str]) -> list[onnx.Node
     return found
 
 
-def _attention(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
+def _attention(graph: _Graph, node: onnx.NodeProto) -> _Match | None:
     """Find ``softmax(scale q k^T + mask) v`` (Vaswani et al., 2017), of tensors of four dimensions."""
-    softmax = graph.maker(node.input[0], "Softmax") if node.op_type == "MatMul" and not node.domain else None
+    softmax = (
+        graph.sole_producer(node.input[0], "Softmax")
+        if node.op_type == "MatMul" and not node.domain
+        else None
+    )
     if softmax is None or next((a.i for a in softmax.attribute if a.name == "axis"), -1) not in (-1, 3):
         return None
     parts, mask, scores = [softmax, node], "", softmax.input[0]
-    added = graph.maker(scores, "Add")
+    added = graph.sole_producer(scores, "Add")
     if added is not None:
         parts.insert(0, added)
-        both = [pair for pair in _either(added) if any(graph.maker(pair[0], kind) for kind in _SCORES)]
+        both = [
+            pair for pair in _either(added) if any(graph.sole_producer(pair[0], kind) for kind in _SCORES)
+        ]
         if len(both) != 1:
             return None
         scores, mask = both[0]
     scores, divisor = _scaled(graph, scores, "Div", parts)
     scores, factor = _scaled(graph, scores, "Mul", parts)
-    product = graph.maker(scores, "MatMul")
+    product = graph.sole_producer(scores, "MatMul")
     if product is None:
         return None
     parts.insert(0, product)
     q, scale = _scaled(graph, product.input[0], "Mul", parts)
-    turned = graph.maker(product.input[1], "Transpose")
+    turned = graph.sole_producer(product.input[1], "Transpose")
     if turned is None:
         return None
     order = next((list(a.ints) for a in turned.attribute if a.name == "perm"), [])
@@ -299,14 +305,14 @@ def _attention(graph: _Graph, node: onnx.NodeProto) -> _Found | None:
         k = f"{turned.output[0]}/k"
         made.append(helper.make_node("Transpose", [turned.input[0]], [k], name=k, perm=order))
     inputs = [q, k, v, *([mask] if mask else [])]
-    return _Found(
+    return _Match(
         helper.make_node("Attention", inputs, node.output, scale=scale * factor / divisor), parts, made
     )
 
 
 def _scaled(graph: _Graph, name: str, operator: str, parts: list[onnx.NodeProto]) -> tuple[str, float]:
     """Return a tensor and the number that it is multiplied or divided by; add that node to ``parts``."""
-    product = graph.maker(name, operator)
+    product = graph.sole_producer(name, operator)
     for tensor, factor in [*_either(product)][: 1 if operator == "Div" else 2] if product is not None else ():
         scale = graph.number(factor)
         if scale and graph.rank(factor) in (0, None):

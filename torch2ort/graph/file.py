@@ -44,7 +44,7 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Saved:
+class FileContents:
     """The contents of a file.
 
     Attributes:
@@ -124,7 +124,7 @@ def _metadata(model: onnx.ModelProto, graph: Graph, interface: Interface, *, tra
     )
 
 
-def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> Saved:
+def read(file: Path, functions: Iterable[type[torch.autograd.Function]]) -> FileContents:
     """Read a file that :func:`save` wrote.
 
     Args:
@@ -189,7 +189,7 @@ def _opened(file: Path) -> tuple[onnx.ModelProto, str]:
     return model, texts[METADATA_KEY]
 
 
-def _recorded(model: onnx.ModelProto, data: Mapping[str, Any]) -> Saved:
+def _recorded(model: onnx.ModelProto, data: Mapping[str, Any]) -> FileContents:
     """Return the contents of a model and its metadata, before classes are bound.
 
     Args:
@@ -209,7 +209,7 @@ def _recorded(model: onnx.ModelProto, data: Mapping[str, Any]) -> Saved:
     graph = recorded_graph(data, model, sites, state)
     check_interface(graph, interface.inputs, interface.outputs, interface.sizes, interface.returned)
     check_draws(graph, list(data.get("draws", [])))
-    return Saved(graph, values, interface, bool(data["training"]))
+    return FileContents(graph, values, interface, bool(data["training"]))
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:

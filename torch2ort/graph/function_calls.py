@@ -48,7 +48,7 @@ def called(node: onnx.NodeProto) -> Site:
         ) from None
 
 
-def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+def inline_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model in which bodies replace calls; the model itself if it has no bodies."""
     if not model.functions:
         return model

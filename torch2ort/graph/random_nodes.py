@@ -47,7 +47,7 @@ def drawn_sites(graph: onnx.GraphProto) -> dict[str, Site]:
     return sites
 
 
-def leaves_more(site: Site) -> bool:
+def has_side_effects(site: Site) -> bool:
     """Return True if a call draws random numbers or has side effects: the order of such calls is kept."""
     return site.known_result.uses_rng or site.known_result.effects
 
@@ -65,4 +65,6 @@ def order_of_draws(graph: onnx.GraphProto, sites: Mapping[str, Site]) -> list[st
     drawn = drawn_sites(graph)
     if not drawn:
         return []
-    return [n.name for n in graph.node if n.name in drawn or (n.name in sites and leaves_more(sites[n.name]))]
+    return [
+        n.name for n in graph.node if n.name in drawn or (n.name in sites and has_side_effects(sites[n.name]))
+    ]

@@ -12,7 +12,7 @@ from torch2ort.graph.graph import Graph
 from torch2ort.graph.interface import Interface
 
 
-def renamed(graph: Graph, interface: Interface, names: Mapping[str, str]) -> tuple[Graph, Interface]:
+def rename_values(graph: Graph, interface: Interface, names: Mapping[str, str]) -> tuple[Graph, Interface]:
     """Return a graph and its interface with other names of some values.
 
     Args:

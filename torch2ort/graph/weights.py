@@ -24,7 +24,7 @@ def state_of(graph: Graph) -> dict[str, str]:
     return {name: origin for name, origin in graph.weights.items() if origin in updated}
 
 
-def frozen(
+def freeze(
     graph: Graph, weights: Mapping[str, torch.Tensor], *, folds: bool = True
 ) -> tuple[Graph, dict[str, torch.Tensor]]:
     """Return ``graph`` with the current values of its weights as initializers, and the values of its state.

@@ -23,8 +23,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch2ort._torch import dispatch as private
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.errors import ModelLoadError
-from torch2ort.kernels.meta_dtype_fixes import with_eagers_types
-from torch2ort.kernels.recurrent import abstract, is_stood_for
+from torch2ort.kernels.meta_dtype_fixes import eager_dtypes
+from torch2ort.kernels.recurrent import fake_operator, has_fake_operator
 from torch2ort.kernels.zero_tensors import with_memory
 
 # Operators that a file must not call: they read the disk.
@@ -42,7 +42,7 @@ _OWN_OPERATORS = frozenset({"torch2ort::python_number"})
 # Operators whose kernels omit values that a derivative reads, if PyTorch's grad mode is off.
 READ_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
 
-# The keys of a varying number: see :class:`Call`.
+# The keys of a varying number: see :class:`OperatorCall`.
 _OF_SIZES = ("size", "minus", "difference")
 # The keys of a tensor, and of the number in it.
 _OF_TENSORS = ("tensor", "permuted", "item")
@@ -52,7 +52,7 @@ _Fill = Callable[[Sequence[torch.Tensor]], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """One call of an ATen operator, without its tensors.
 
     Attributes:
@@ -117,8 +117,8 @@ class Call:
         if self.filled[1]:
             keywords = {**keywords, **{name: fill(tensors) for name, fill in self.filled[1]}}
         if private.is_abstract(tensors):
-            found = abstract(self.operator)(*arguments, **keywords)
-            return with_eagers_types(self.operator, arguments, keywords, found)
+            found = fake_operator(self.operator)(*arguments, **keywords)
+            return eager_dtypes(self.operator, arguments, keywords, found)
         if self.operator in READ_GRAD_MODE:
             with torch.enable_grad():
                 return self.operator(*arguments, **keywords)
@@ -133,7 +133,7 @@ def encode_call(
     random: bool,
     orders: Sequence[Sequence[int] | None] = (),
 ) -> str:
-    """Return the text that :func:`decode_call` turns into a :class:`Call`.
+    """Return the text that :func:`decode_call` turns into a :class:`OperatorCall`.
 
     Args:
         operator: an overload of an operator; a file may call it if :func:`is_callable` returns True.
@@ -186,7 +186,7 @@ def _packet(name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def decode_call(text: str) -> Call:
+def decode_call(text: str) -> OperatorCall:
     """Return the call that ``text`` describes.
 
     Raises:
@@ -196,7 +196,7 @@ def decode_call(text: str) -> Call:
 
 
 @functools.lru_cache(maxsize=4096)
-def decode_library_call(text: str) -> Call:
+def decode_library_call(text: str) -> OperatorCall:
     """Return the call that ``text`` describes, of an operator of any library, which no file may name.
 
     Raises:
@@ -212,7 +212,7 @@ def decode_library_call(text: str) -> Call:
     return call
 
 
-def _decoded(text: str, *, any_library: bool) -> Call:
+def _decoded(text: str, *, any_library: bool) -> OperatorCall:
     try:
         record = json.loads(text)
         base, _, overload = record["operator"].partition(".")
@@ -227,7 +227,7 @@ def _decoded(text: str, *, any_library: bool) -> Call:
         raise ModelLoadError(f"the model calls aten::{record['operator']}, which no exported graph may call")
     views = any(r.alias_info is not None for r in operator._schema.returns)
     tensors = sum(_count([arguments, keywords], kind) for kind in _OF_TENSORS)
-    own = not views and not keywords and not orders and not is_stood_for(operator)
+    own = not views and not keywords and not orders and not has_fake_operator(operator)
     own = own and [str(r.type) for r in operator._schema.returns] == ["Tensor"]
     front, rest = arguments[:tensors], tuple(arguments[tensors:])
     plain = front == [{"tensor": i} for i in range(tensors)] and all(map(_is_plain, rest))
@@ -235,7 +235,7 @@ def _decoded(text: str, *, any_library: bool) -> Call:
     mask = {**dict(zip(names, arguments, strict=False)), **keywords}.get("output_mask")
     tensors += any(_count([arguments, keywords], kind) for kind in _OF_SIZES)
     made = {name: _prepared(value, tensors) for name, value in (*enumerate(arguments), *keywords.items())}
-    return Call(
+    return OperatorCall(
         operator=operator,
         arguments=arguments,
         keywords=keywords,
@@ -292,7 +292,7 @@ def backward_of_graph(
         edges: the edges at which gradients arrive.
         grads: the gradients.
     """
-    graph: Graph = ctx.graph
+    graph: AutogradGraph = ctx.graph
     wanted = [edge for edge in graph.inputs if edge is not None]
     graph.saved[:] = ctx.saved_tensors
     try:
@@ -390,7 +390,7 @@ def _compact(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 @dataclass(slots=True)
-class Graph:
+class AutogradGraph:
     """PyTorch's graph of one call; the tensors that it saved are stored in ctx, where the runtime sees them.
 
     Attributes:
@@ -399,13 +399,13 @@ class Graph:
         saved: the tensors that the nodes of the graph saved, while a derivative is computed; else empty.
             The nodes' hooks hold this list. They do not hold this object, as that would keep the edges alive:
             the garbage collector does not traverse autograd's nodes.
-        nothing: an edge from which no gradient is propagated to the outputs, whatever arrives there.
+        zero_edge: an edge from which no gradient is propagated to the outputs, whatever arrives there.
     """
 
     inputs: list[GradientEdge | None]
     outputs: list[GradientEdge | None]
     saved: list[torch.Tensor]
-    nothing: GradientEdge | None = None
+    zero_edge: GradientEdge | None = None
 
 
 class _Entry(Function):
@@ -436,7 +436,7 @@ class _Nothing(Function):
 
 
 def forward_with_graph(
-    ctx: Any, call: Call, tensors: Sequence[torch.Tensor], *, runs_without: bool = False
+    ctx: Any, call: OperatorCall, tensors: Sequence[torch.Tensor], *, runs_without: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """Run a call and return its outputs; store PyTorch's graph of it as ``ctx.graph``, and its saved tensors.
 
@@ -447,13 +447,13 @@ def forward_with_graph(
         runs_without: whether its derivative is also called if no gradient arrives.
     """
     saved: list[torch.Tensor] = []
-    graph = Graph([], [], saved)
+    graph = AutogradGraph([], [], saved)
 
     def pack(tensor: torch.Tensor) -> int:
         saved.append(tensor.detach())
         return len(saved) - 1
 
-    is_recurrent = is_stood_for(call.operator)
+    is_recurrent = has_fake_operator(call.operator)
     if is_recurrent and not private.is_abstract(tensors):
         # A recurrent net saves tensors of each position, hundreds of calls of a hook. Its graph keeps them
         # itself instead, in memory that is not the runtime's.
@@ -467,7 +467,7 @@ def forward_with_graph(
             outputs = call(entries)
         tracked = [t for t in outputs if t.requires_grad]
         if runs_without and tracked:
-            graph.nothing = get_gradient_edge(_Nothing.apply(*tracked))
+            graph.zero_edge = get_gradient_edge(_Nothing.apply(*tracked))
     if is_recurrent:
         saved += [t.detach() for t in tensors]
     graph.inputs = [get_gradient_edge(t) if t.requires_grad else None for t in entries]

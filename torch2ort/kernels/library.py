@@ -17,7 +17,12 @@ from torch.autograd import Function
 
 from torch2ort._torch import dispatch as private
 from torch2ort.errors import EngineError
-from torch2ort.kernels.functions import Graph, backward_of_graph, decode_library_call, forward_with_graph
+from torch2ort.kernels.functions import (
+    AutogradGraph,
+    backward_of_graph,
+    decode_library_call,
+    forward_with_graph,
+)
 
 _AS_IT_IS = contextlib.nullcontext()
 _Sizes = list["int | list[int] | None"]
@@ -107,7 +112,7 @@ class LibraryKernel(Function):
         is_abstract = private.is_abstract(tensors)
         is_watched = not (is_abstract or call.random or text in _DRAW_NOTHING)
         with (
-            private.from_the_top() if is_abstract else _AS_IT_IS,
+            private.with_autograd_and_autocast() if is_abstract else _AS_IT_IS,
             _drawing_nothing(text) if is_watched else _AS_IT_IS,
         ):
             if any(ctx.needs_input_grad):
@@ -128,11 +133,11 @@ class LibraryKernel(Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Return gradients by the registered formula, called as autograd calls it."""
-        graph: Graph = ctx.graph
+        graph: AutogradGraph = ctx.graph
         pairs = zip(graph.outputs, grads, strict=False)
         given = [(edge, grad) for edge, grad in pairs if edge is not None and grad is not None]
-        if not given and graph.nothing is not None:
-            given = [(graph.nothing, torch.empty(0))]
+        if not given and graph.zero_edge is not None:
+            given = [(graph.zero_edge, torch.empty(0))]
         if not given:
             return (None,) * len(ctx.needs_input_grad)
         edges, known = zip(*given, strict=True)

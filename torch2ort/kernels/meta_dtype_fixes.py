@@ -24,10 +24,10 @@ _NORMS: dict[OpOverload, int] = {
 _GROUPS_BACKWARD = aten.native_group_norm_backward.default
 _WEIGHT_NORM = aten._weight_norm_interface.default
 _LSTM_BACKWARD = aten.mkldnn_rnn_layer_backward.default
-_TOLD_WRONGLY = frozenset({*_NORMS, _GROUPS_BACKWARD, _WEIGHT_NORM, _LSTM_BACKWARD})
+_WRONG_DTYPES = frozenset({*_NORMS, _GROUPS_BACKWARD, _WEIGHT_NORM, _LSTM_BACKWARD})
 
 
-def with_eagers_types(
+def eager_dtypes(
     operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any], results: Any
 ) -> Any:
     """Return the results of a call of ``operator`` with the element types of eager PyTorch on CPU.
@@ -35,7 +35,7 @@ def with_eagers_types(
     A normalization in half precision has statistics in the type of its parameters, or of the running
     statistics or the input if it has none. The gradients of an LSTM's two biases are two tensors.
     """
-    if operator not in _TOLD_WRONGLY:
+    if operator not in _WRONG_DTYPES:
         return results
     if operator is _WEIGHT_NORM:
         weight, norms = results
@@ -59,7 +59,7 @@ def with_eagers_types(
     return (output, mean.to(kind), inverse.to(kind), *rest[:first], *new)
 
 
-def tell_eagers_types(graph: torch.fx.Graph) -> None:
+def fix_fake_dtypes(graph: torch.fx.Graph) -> None:
     """Set the element types of nodes' fake results to those of eager PyTorch, also in consumers."""
     mode = fake_mode(graph)
     if mode is None:
@@ -67,13 +67,13 @@ def tell_eagers_types(graph: torch.fx.Graph) -> None:
     changed: set[torch.fx.Node] = set()
     for node in graph.nodes:
         reads_changed = not changed.isdisjoint(node.all_input_nodes)
-        if node.op != "call_function" or not (node.target in _TOLD_WRONGLY or reads_changed):
+        if node.op != "call_function" or not (node.target in _WRONG_DTYPES or reads_changed):
             continue
         arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         before = node.meta["val"]
         with mode, torch.no_grad():
             told = node.target(*arguments, **keywords) if reads_changed else before
-            values = with_eagers_types(node.target, arguments, keywords, told)
+            values = eager_dtypes(node.target, arguments, keywords, told)
         node.meta["val"] = tuple(values) if isinstance(before, tuple) else values
         if _dtypes(node.meta["val"]) != _dtypes(before):
             changed.add(node)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import dispatch as private
-from torch2ort.kernels.functions import READ_GRAD_MODE, Call, decode_call
+from torch2ort.kernels.functions import READ_GRAD_MODE, OperatorCall, decode_call
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def direct_arguments(text: str, dtypes: tuple[torch.dtype, ...]) -> DirectArgume
         return None
 
 
-def _given(call: Call) -> list[tuple[Any, Any]]:
+def _given(call: OperatorCall) -> list[tuple[Any, Any]]:
     """Return each argument of the schema with its value in the call, defaults included."""
     pairs = []
     for i, argument in enumerate(private.schema_of(call.operator).arguments):
@@ -134,7 +134,7 @@ def _given(call: Call) -> list[tuple[Any, Any]]:
 
 
 def _by_function(
-    call: Call,
+    call: OperatorCall,
     given: Sequence[tuple[Any, Any]],
     dtypes: Sequence[torch.dtype],
     results: list[tuple[bool, tuple[int, ...]]],

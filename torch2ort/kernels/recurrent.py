@@ -48,7 +48,7 @@ ORIGINALS: Final[dict[Any, Any]] = {
 _STAND_INS: Final = {operator: own for own, operator in ORIGINALS.items()}
 
 
-def stand_in(function: Any, arguments: Sequence[Any], *, onednn: bool) -> Any | None:
+def fake_call(function: Any, arguments: Sequence[Any], *, onednn: bool) -> Any | None:
     """Return the operator that replaces a call of ``function`` in a trace; ``None`` if none does.
 
     Args:
@@ -74,13 +74,13 @@ def stand_in(function: Any, arguments: Sequence[Any], *, onednn: bool) -> Any | 
     return _as_autocast_is(own, onednn)
 
 
-def abstract(operator: Any) -> Any:
+def fake_operator(operator: Any) -> Any:
     """Return the stand-in of ``operator`` for tensors without data; ``operator`` itself if it has none."""
     own = _STAND_INS.get(operator)
     return operator if own is None else _as_autocast_is(own, bool(torch.backends.mkldnn.enabled))
 
 
-def is_stood_for(operator: Any) -> bool:
+def has_fake_operator(operator: Any) -> bool:
     """Return True if ``operator`` has a stand-in for tensors without data."""
     return operator in _STAND_INS
 

@@ -21,12 +21,12 @@ from torch2ort.graph.refinements import drop_exact
 from torch2ort.graph.weights import with_weights
 from torch2ort.portable.body_sizes import settle_sizes
 from torch2ort.portable.probe import WAY_OUT
-from torch2ort.program.autocast_casts import settle_autocast
+from torch2ort.program.autocast_casts import insert_autocast_casts
 from torch2ort.program.detach_range_bounds import detach_bounds
 from torch2ort.program.inline_autograd_functions import NotInlinedError, applied, refuse_to_inline
 from torch2ort.program.target import Target
 from torch2ort.pythonop import TENSOR, Site, uses_setup_context
-from torch2ort.pythonop.autocast import entered
+from torch2ort.pythonop.autocast import autocast_context
 from torch2ort.sizes.symbols import is_constant
 from torch2ort.support.source_lines import users_line
 from torch2ort.symbolics.lowering import lower, sizes_of
@@ -91,7 +91,7 @@ def body_of(
         with applied(site, counts=True) as function:
             forward = _Forward(site, function)
             found = trace(forward, call, training=False)
-            sites = settle_autocast(found.program.graph_module, forward, target, gradients=False)
+            sites = insert_autocast_casts(found.program.graph_module, forward, target, gradients=False)
             found.sites.update({own.key: own for own in sites})
             detach_bounds(found.program.graph_module)
             graph, weights = lower(forward, found, schema, target)
@@ -148,7 +148,7 @@ class _Forward(torch.nn.Module):
         for i, position in enumerate(self._site.tensor_positions):
             if position in self._site.known_result.mutated:
                 given[i] = given[i].clone()
-        with entered(self._site.autocast):
+        with autocast_context(self._site.autocast):
             found = self._function(*given)
         outputs = tensors_of_node(self._site, found, given)
         return outputs[0] if len(outputs) == 1 else {f"output_{i}": value for i, value in enumerate(outputs)}

@@ -11,7 +11,7 @@ from torch2ort.portable.body import tensors_of_node
 from torch2ort.portable.probe import INSTEAD
 from torch2ort.program.inline_autograd_functions import NotInlinedError, applied
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.autocast import entered
+from torch2ort.pythonop.autocast import autocast_context
 from torch2ort.runtime import InferenceEngine
 
 _RANDOM = 2
@@ -58,7 +58,7 @@ def compare(site: Site, body: InferenceEngine, tensors: Sequence[torch.Tensor]) 
 def _eager(site: Site, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the results of forward, and the arguments that it writes to and does not return."""
     try:
-        with torch.no_grad(), applied(site, counts=True) as call, entered(site.autocast):
+        with torch.no_grad(), applied(site, counts=True) as call, autocast_context(site.autocast):
             found = call(*tensors)
     except NotInlinedError as reason:
         raise (reason.__cause__ or ExportError(f"{site.func_name} is not portable: {reason}")) from None

@@ -15,7 +15,7 @@ from torch2ort._torch import symbolic_sample as private
 from torch2ort.errors import ExportError
 from torch2ort.program.inline_autograd_functions import NotInlinedError, applied
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.autocast import entered
+from torch2ort.pythonop.autocast import autocast_context
 from torch2ort.support.source_lines import is_users, users_line
 
 INSTEAD = (
@@ -46,7 +46,7 @@ def probe(site: Site, tensors: Sequence[torch.Tensor]) -> None:
                 applied(site, counts=True) as call,
                 private.symbolic(tensors, any_size=any_size) as fake,
                 private.sizes_decide(_refuse_branch),
-                entered(site.autocast),
+                autocast_context(site.autocast),
             ):
                 call(*fake)
             return

@@ -56,7 +56,7 @@ CHECKING: frozenset[OpOverload] = frozenset(
 _CHECKED = frozenset({aten.binary_cross_entropy.default})
 
 # Composites that PyTorch's kernel computes as a whole: these, and others with many parts.
-WHOLE: frozenset[OpOverload] = (
+NOT_DECOMPOSED: frozenset[OpOverload] = (
     CHECKING
     | _CHECKED
     | frozenset(

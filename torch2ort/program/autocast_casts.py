@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch2ort._torch import decompositions as private
-from torch2ort._torch.dispatch import Recorded, has_autocast, traced
+from torch2ort._torch.dispatch import OperatorRecorder, has_autocast, traced
 from torch2ort._torch.fake_tensors import FakeTensor
 from torch2ort.capture.autocast import NOTE
 from torch2ort.errors import UnsupportedOperatorError
@@ -26,7 +26,7 @@ from torch2ort.program.gradient_flow import carrying, is_required
 from torch2ort.program.kernel_sites import SiteMaker
 from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
-from torch2ort.pythonop.autocast import Autocast, entered
+from torch2ort.pythonop.autocast import Autocast, autocast_context
 from torch2ort.support.provenance import origin_of, source_line
 
 aten = torch.ops.aten
@@ -36,7 +36,7 @@ _REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
 _CASTS_INSIDE = frozenset({aten._trilinear.default, aten.linalg_pinv.atol_rtol_tensor})
 
 
-def settle_autocast(
+def insert_autocast_casts(
     graph_module: torch.fx.GraphModule, model: torch.nn.Module, target: Target, *, gradients: bool
 ) -> list[Site]:
     """Insert autocast's casts in front of the operators of a program, and of the regions in it.
@@ -214,7 +214,7 @@ class _Settler:
         def run(*values: Any) -> Any:
             given = dict(zip(inputs, values, strict=True))
             arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
-            with entered(state._replace(cache=False)):
+            with autocast_context(state._replace(cache=False)):
                 return node.target(*arguments, **keywords)  # type: ignore[operator]
 
         values = [n.meta["val"] for n in inputs]
@@ -335,9 +335,9 @@ class _Probe:
                 (self._node.args, self._node.kwargs), given.__getitem__
             )
             names = {id(value): n for n, value in given.items() if isinstance(value, torch.Tensor)}
-            recorded = Recorded()
+            recorded = OperatorRecorder()
             # A cached cast would be missing in the next run.
-            with entered(None if state is None else state._replace(cache=False)), recorded:
+            with autocast_context(None if state is None else state._replace(cache=False)), recorded:
                 try:
                     self._node.target(*arguments, **keywords)  # type: ignore[operator]
                 except (RuntimeError, TypeError):

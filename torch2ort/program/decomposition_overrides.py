@@ -21,8 +21,8 @@ aten = torch.ops.aten
 def eager_kernels() -> contextlib.AbstractContextManager[None]:
     """Keep operators that eager computes by one kernel whole in a decomposition; one thread at a time."""
     # Composites are decomposed by torch.export's tables.
-    own = (operator for operator in private.taken_apart() if not operator._can_decompose())
-    return private.formulas_met(dict.fromkeys(own))
+    own = (operator for operator in private.decomposed_for_autograd() if not operator._can_decompose())
+    return private.autograd_formulas_replaced(dict.fromkeys(own))
 
 
 @contextlib.contextmanager
@@ -38,9 +38,9 @@ def eager_formulas(*, has_kernels: bool) -> Iterator[None]:
         aten.affine_grid_generator_backward.default: _affine_grid_backward,
     }
     if has_kernels:
-        formulas |= dict.fromkeys(private.taken_apart())
+        formulas |= dict.fromkeys(private.decomposed_for_autograd())
         formulas |= {operator: _resized(operator) for operator in private.resizes()}
-    with private.formulas_met(formulas), private.symbolic_resizes():
+    with private.autograd_formulas_replaced(formulas), private.symbolic_resizes():
         yield
 
 

@@ -58,7 +58,7 @@ def keep_order(graph: ir.Graph, calls: Collection[str]) -> None:
         before = node if len(node.outputs) > 1 else before
 
 
-def keep_behind(graph: ir.Graph, pairs: Mapping[str, str]) -> None:
+def order_after(graph: ir.Graph, pairs: Mapping[str, str]) -> None:
     """Keep ONNX Runtime from running a node before another one, even if it reads none of its results.
 
     Args:
@@ -88,7 +88,7 @@ def _comes_after(node: ir.Node, other: ir.Node) -> bool:
     return False
 
 
-def run_unread(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
+def keep_unused_calls(graph: ir.Graph, sites: Mapping[str, Site]) -> None:
     """Make unused calls and checks run, as eager runs them, by making the first output depend on them.
 
     Args:

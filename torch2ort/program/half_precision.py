@@ -28,7 +28,7 @@ _MOVES = frozenset(
     }
 )  # fmt: skip
 _COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
-_TAKEN_APART = frozenset({"dropout", "flip", "native_dropout"})
+_DECOMPOSED_IN_EAGER = frozenset({"dropout", "flip", "native_dropout"})
 
 
 def floating_dtypes(node: torch.fx.Node) -> set[torch.dtype]:
@@ -75,13 +75,13 @@ def round_compared_numbers(graph: torch.fx.Graph) -> None:
             node.update_arg(1, torch.tensor(node.args[1], dtype=dtype).item())
 
 
-def whole_in_half(table: Table) -> Table:
+def not_decomposed_in_half(table: Table) -> Table:
     """Return decompositions that keep an operator whole where one of its tensors is in half precision.
 
     Its parts would round separately; a composite is decomposed as in eager. Operators that move numbers, or
     draw them, are decomposed as in ``table``.
     """
-    harmless = _MOVES | _TAKEN_APART
+    harmless = _MOVES | _DECOMPOSED_IN_EAGER
     return {
         operator: function if _name(operator) in harmless else _unless_half(function)
         for operator, function in table.items()

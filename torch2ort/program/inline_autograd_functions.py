@@ -13,7 +13,7 @@ from torch2ort.log import logger
 from torch2ort.program.fx_inline import inline
 from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.kernel_sites import is_random
-from torch2ort.program.purity_check import SpeaksError, Watched
+from torch2ort.program.purity_check import IrreversibleCallError, PurityObserver
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.interception import suspended
 from torch2ort.pythonop.registry import exporter_of, is_inlined
@@ -116,12 +116,12 @@ def applied(site: Site, *, counts: bool = False) -> Iterator[Callable[..., Any]]
 
     Args:
         site: the call.
-        counts: see :class:`torch2ort.program.purity_check.Watched`.
+        counts: see :class:`torch2ort.program.purity_check.PurityObserver`.
 
     Raises:
         NotInlinedError: the Function does more than compute; also raised where PyTorch failed to trace it.
     """
-    watched = Watched(site, counts=counts)
+    watched = PurityObserver(site, counts=counts)
 
     def call(*tensors: torch.Tensor) -> Any:
         with suspended():
@@ -131,16 +131,18 @@ def applied(site: Site, *, counts: bool = False) -> Iterator[Callable[..., Any]]
         return _own(result, tensors)
 
     try:
-        with watched.looking():
+        with watched.observing():
             yield call
     except NotInlinedError:
         raise
-    except SpeaksError:
+    except IrreversibleCallError:
         pass
     except Exception as error:
-        raise (NotInlinedError(watched.does) if watched.does else _not_traced(error)) from error
-    if watched.does:
-        raise NotInlinedError(watched.does)
+        raise (
+            NotInlinedError(watched.observed_effect) if watched.observed_effect else _not_traced(error)
+        ) from error
+    if watched.observed_effect:
+        raise NotInlinedError(watched.observed_effect)
 
 
 def _own(result: Any, arguments: Sequence[torch.Tensor]) -> Any:

@@ -24,7 +24,7 @@ _CLAMPS = {
 }
 
 
-def settle_bounds(graph: torch.fx.Graph) -> None:
+def normalize_clamp_bounds(graph: torch.fx.Graph) -> None:
     """Replace bounds by the numbers that the installed torch converts them to.
 
     Args:

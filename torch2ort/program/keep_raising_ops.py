@@ -37,11 +37,11 @@ def keep_unread_checks(graph: torch.fx.Graph, program: torch.export.ExportedProg
             continue
         if may_raise(node):
             with graph.inserting_before(node.next):
-                have_computed(graph, node)
+                force_computation(graph, node)
             continue
         for found in unproven_indices(node, program):
             with graph.inserting_before(node):
-                have_computed(graph, add_check(graph, node, found))
+                force_computation(graph, add_check(graph, node, found))
     keep_value_checks(graph)
 
 
@@ -70,7 +70,7 @@ def _reads_shape_alone(node: torch.fx.Node) -> bool:
     return name.startswith("aten::new_") or (name.endswith("_like") and not is_random(node))
 
 
-def have_computed(graph: torch.fx.Graph, value: torch.fx.Node) -> None:
+def force_computation(graph: torch.fx.Graph, value: torch.fx.Node) -> None:
     """Keep ``value`` computed, by a node at the place where ``graph`` inserts.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import fake_tensors as private
-from torch2ort._torch.dispatch import KEEPS_WHAT_LIES_IN_ROWS, OpOverload
+from torch2ort._torch.dispatch import SAVES_LU_BY_LAYOUT, OpOverload
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.kernels.custom_ops import is_of_library
 from torch2ort.kernels.functions import (
@@ -28,9 +28,9 @@ from torch2ort.program import internal_ops
 from torch2ort.program.dim_order import inverse, order_of, order_of_memory, unpermuted
 from torch2ort.program.fx_insert import replace_call
 from torch2ort.program.runtime_assertions import READS
-from torch2ort.program.unsupported_custom_ops import refuse_unfit_operator
+from torch2ort.program.unsupported_custom_ops import refuse_unsupported_custom_op
 from torch2ort.pythonop import TENSOR, Site
-from torch2ort.pythonop.abstract_run.fake_run import share_run
+from torch2ort.pythonop.abstract_run.fake_run import copy_abstract_run
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.caught_exceptions import handlers_around
 from torch2ort.pythonop.interception import internal_site
@@ -81,7 +81,7 @@ class SiteMaker:
         # The first site of each call; sites with an equal call share its abstract run.
         self._firsts: dict[Hashable, Site] = {}
 
-    def passes_by(self, node: torch.fx.Node) -> None:
+    def record_unreplaced(self, node: torch.fx.Node) -> None:
         """Note a node that is kept, so that later random calls come after it if it is random."""
         if node.target is _PYTHON_OP and node.users:
             self._token = next((u for u in node.users if u.target is operator.getitem), self._token)
@@ -136,10 +136,10 @@ class SiteMaker:
         self, node: torch.fx.Node, autocast: Autocast | None, *, any_order: bool
     ) -> list[torch.fx.Node]:
         alone = not self._differentiated
-        orders = [_read_as_it_lies(result) if alone else None for result in _results_of(node)]
+        orders = [_layout_of_readers(result) if alone else None for result in _results_of(node)]
         is_library = self._has_libraries and is_of_library(node.target)
         if is_library:
-            refuse_unfit_operator(node)
+            refuse_unsupported_custom_op(node)
         text, tensors, sizes = _call_of(
             node,
             sizes_vary=alone,
@@ -165,7 +165,7 @@ class SiteMaker:
             site.arguments = (with_results(text, inputs, results), *site.arguments[1:])
         for i, (result, order) in enumerate(zip(_results_of(node), orders, strict=True)):
             if result is not None and order is not None:
-                outputs[i] = self._as_it_lies(result, outputs[i], order)
+                outputs[i] = self._in_memory_layout(result, outputs[i], order)
         return outputs
 
     def of_sizes(self, node: torch.fx.Node, sizes: Sequence[torch.fx.Node]) -> torch.fx.Node:
@@ -173,7 +173,9 @@ class SiteMaker:
         with self._graph.inserting_before(node):
             return self._node(node, _FULL, ([*sizes, 0], 0), {"dtype": torch.int64})
 
-    def _as_it_lies(self, result: torch.fx.Node, output: torch.fx.Node, order: list[int]) -> torch.fx.Node:
+    def _in_memory_layout(
+        self, result: torch.fx.Node, output: torch.fx.Node, order: list[int]
+    ) -> torch.fx.Node:
         """Return the replacement of ``result`` by ``output``, which has its dimensions in another order."""
         for user in [user for user in result.users if order_of(user) == order]:
             user.replace_all_uses_with(output)
@@ -223,7 +225,7 @@ class SiteMaker:
         self.sites.append(site)
         shapes = tuple(str(n.meta["val"].shape) for n in inputs)
         like = (function, site.arguments, site.needs_input_grad, autocast, shapes)
-        share_run(self._firsts.setdefault(like, site), site)
+        copy_abstract_run(self._firsts.setdefault(like, site), site)
         with self._graph.inserting_before(node):
             call = self._node(node, _PYTHON_OP, (inputs, site.key))
             count = len(call.meta["val"])
@@ -308,7 +310,7 @@ def _call_of(
             number = value.meta["val"]
             if isinstance(number, torch.Tensor):
                 source, order = value, None
-                if target in KEEPS_WHAT_LIES_IN_ROWS and not number.is_contiguous():
+                if target in SAVES_LU_BY_LAYOUT and not number.is_contiguous():
                     source, order = _columns_in_rows(node, value)
                 elif permutes and (any_order or operator_name(node) in _READ_ANY_ORDER):
                     source, order = unpermuted(value)
@@ -367,7 +369,7 @@ def _results_of(node: torch.fx.Node) -> list[torch.fx.Node | None]:
     return [nodes[0] if len(nodes) == 1 else None for nodes in found]
 
 
-def _read_as_it_lies(result: torch.fx.Node | None) -> list[int] | None:
+def _layout_of_readers(result: torch.fx.Node | None) -> list[int] | None:
     """Return a result's order of dimensions in memory, if a node reads the result in that order.
 
     In PyTorch that is a view. Every value of an ONNX graph is contiguous: the result would be copied, and

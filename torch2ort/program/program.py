@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 
 from torch2ort.cache.report import CacheReport
-from torch2ort.cache.store.graph_entries import Shelf
+from torch2ort.cache.store.graph_entries import GraphEntries
 from torch2ort.capture.output_ties import Ties
 from torch2ort.effects import NO_EFFECTS, Effects
 from torch2ort.graph.graph import Graph, GraphSignature
 from torch2ort.graph.interface import Interface
 from torch2ort.program.traced_program import TracedProgram
-from torch2ort.support.later import Later
+from torch2ort.support.lazy import Lazy
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Program:
         ties: the tensors that outputs are tied to in eager PyTorch.
         effects: the effects of a run on Python objects; their tensors are the last outputs.
         report: use of the export cache.
-        shelf: place where engines store results that they build from the graph.
+        graph_entries: place where engines store results that they build from the graph.
         writer: the first Function that writes to objects, empty where the model does; ``None`` if none does.
         traced: the operators, for engines that differentiate them; ``None`` without such an engine.
         onnx: makes the graph where it is not translated yet.
@@ -41,11 +41,11 @@ class Program:
     training: bool
     ties: Ties
     report: CacheReport = field(default_factory=CacheReport)
-    shelf: Shelf | None = None
+    graph_entries: GraphEntries | None = None
     effects: Effects = NO_EFFECTS
     writer: str | None = None
-    traced: Later[TracedProgram] | None = None
-    onnx: Later[Graph] | None = None
+    traced: Lazy[TracedProgram] | None = None
+    onnx: Lazy[Graph] | None = None
 
     @property
     def graph(self) -> Graph:

@@ -16,21 +16,21 @@ import numpy as np
 import torch
 
 from torch2ort._torch import fake_tensors as private
-from torch2ort.effects.reachable_state import OfFunction
+from torch2ort.effects.reachable_state import FunctionState
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.io_calls import in_front_of_calls_outside
 from torch2ort.pythonop.abstract_run.object_rollback import Generators, change
-from torch2ort.pythonop.abstract_run.tensor_rollback import Undone, places
+from torch2ort.pythonop.abstract_run.tensor_rollback import TensorRollback, places
 
 # A state that no Function sets by chance.
 _SEED = 0x70726F6265
 
 
-class SpeaksError(BaseException):
+class IrreversibleCallError(BaseException):
     """Raised to end a Function's code before a call that cannot be undone. User code must not catch it."""
 
 
-class Watched:
+class PurityObserver:
     """Replacement of a site's Function during a trace of its operators.
 
     Args:
@@ -39,21 +39,21 @@ class Watched:
 
     Attributes:
         function: the Function to apply instead.
-        does: the observed effect besides computing, as the end of a sentence; empty if there is none.
+        observed_effect: the effect besides computing, as the end of a sentence; empty if there is none.
     """
 
     def __init__(self, site: Site, *, counts: bool = False) -> None:
         assert site.function is not None
         self._site, self._counts = site, counts
         self.function = _with_watch(site.function, self._running)
-        self.does = ""
+        self.observed_effect = ""
 
     @contextlib.contextmanager
-    def looking(self) -> Iterator[None]:
+    def observing(self) -> Iterator[None]:
         """Observe the Function's effects, and undo them afterwards."""
         generators = Generators()
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            reached = OfFunction(self._site.func_name, self._site.function, self._site.constants)
+            reached = FunctionState(self._site.func_name, self._site.function, self._site.constants)
             tensors = places(reached.values())
             random.seed(_SEED)
             np.random.seed(_SEED & 0xFFFFFFFF)
@@ -76,14 +76,14 @@ class Watched:
                 generators.restore()
 
     def _note(self, what: str) -> None:
-        self.does = self.does or what
+        self.observed_effect = self.observed_effect or what
 
     @contextlib.contextmanager
     def _running(self, method: str, arguments: Sequence[Any]) -> Iterator[None]:
         """Observe a method of the Function that is called inside, with these arguments."""
         own = [a for a in arguments if self._counts and type(a) is torch.Tensor]
         torch.default_generator.manual_seed(_SEED)
-        with Undone(own) as undone:
+        with TensorRollback(own) as undone:
             try:
                 with in_front_of_calls_outside(functools.partial(self._end, method)):
                     yield
@@ -95,7 +95,7 @@ class Watched:
 
     def _end(self, method: str, called: str) -> None:
         self._note(f"its {method} calls {called}, which no graph does")
-        raise SpeaksError
+        raise IrreversibleCallError
 
 
 def _with_watch(

@@ -23,7 +23,7 @@ _FILLED = frozenset({"full", "full_like", "new_full", "fill", "masked_fill", "in
 _NUMBERS = ("fill_value", "value", "self", "other")
 
 
-def settle_numbers(graph: torch.fx.Graph) -> None:
+def wrap_scalars(graph: torch.fx.Graph) -> None:
     """Replace numbers by those that operators compute with in eager PyTorch.
 
     Args:

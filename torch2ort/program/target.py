@@ -39,14 +39,14 @@ class GradientRules:
 
     Attributes:
         source: source of the gradients.
-        whole: operators that none of torch's decompositions may decompose.
+        not_decomposed: operators that none of torch's decompositions may decompose.
         decompositions: from the decompositions of every graph to those of one that computes gradients.
         needs_kernel: returns True if a node must run in PyTorch's kernel although ONNX has a translation, and
             a user may have registered one.
     """
 
     source: GradientSource = GradientSource.NOWHERE
-    whole: frozenset[OpOverload] = frozenset()
+    not_decomposed: frozenset[OpOverload] = frozenset()
     decompositions: Callable[[Table], Table] = _same
     needs_kernel: Callable[[torch.fx.Node], bool] = _no_kernel
 

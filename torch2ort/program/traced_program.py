@@ -54,7 +54,7 @@ def kept_program(traced: Trace) -> torch.fx.GraphModule:
     return copied
 
 
-def origins_of(program: torch.export.ExportedProgram) -> dict[str, str]:
+def placeholder_origins(program: torch.export.ExportedProgram) -> dict[str, str]:
     """Return placeholder -> name of the parameter, buffer or constant that is fed to it."""
     signature = program.graph_signature
     return {
@@ -75,7 +75,7 @@ def traced_program(graph_module: torch.fx.GraphModule, traced: Trace, graph: Gra
     Raises:
         ExportError: a placeholder is no tensor.
     """
-    origins = origins_of(traced.program)
+    origins = placeholder_origins(traced.program)
     fed = {origin: name for name, origin in graph.weights.items()}
     inputs = iter(graph.inputs)
     feeds: list[str | Constant] = []

@@ -16,7 +16,7 @@ _INSIDE = "Put all that computes with it into one torch.autograd.Function, which
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def refuse_unheld(program: torch.export.ExportedProgram) -> None:
+def refuse_unrepresentable(program: torch.export.ExportedProgram) -> None:
     """Refuse a program in which such a tensor is passed from one operator or Function to another.
 
     Complex numbers are pairs of real ones in a graph, so a Function or the reader of an output would get the
@@ -43,7 +43,7 @@ def refuse_unheld(program: torch.export.ExportedProgram) -> None:
             _refuse_complex(value)
 
 
-def refuse_unheld_weights(program: torch.export.ExportedProgram) -> None:
+def refuse_unrepresentable_weights(program: torch.export.ExportedProgram) -> None:
     """Refuse a program whose operators read a parameter, buffer or constant that is sparse.
 
     Raises:

@@ -11,7 +11,7 @@ from torch2ort.kernels.custom_ops import is_of_library, unfit
 from torch2ort.support.provenance import source_line
 
 
-def refuse_unfit_operators(program: torch.fx.GraphModule, translated: Container[object]) -> None:
+def refuse_unsupported_custom_ops(program: torch.fx.GraphModule, translated: Container[object]) -> None:
     """Refuse calls of operators that have effects besides new tensors.
 
     Args:
@@ -26,10 +26,10 @@ def refuse_unfit_operators(program: torch.fx.GraphModule, translated: Container[
             continue
         for node in module.graph.nodes:
             if is_of_library(node.target) and node.target not in translated:
-                refuse_unfit_operator(node)
+                refuse_unsupported_custom_op(node)
 
 
-def refuse_unfit_operator(node: torch.fx.Node) -> None:
+def refuse_unsupported_custom_op(node: torch.fx.Node) -> None:
     """Refuse a call of a library's operator that has effects besides new tensors.
 
     Raises:

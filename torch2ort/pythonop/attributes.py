@@ -209,7 +209,7 @@ def load_site(func_name: str, text: str) -> Site:
             fresh=_integers(data.get("fresh", ())),
             remembers=_typed(data.get("remembers", False), bool),
             caught=tuple(Handler(*(_typed(text, str) for text in pair)) for pair in data.get("caught", ())),
-            autocast=autocast.loaded(_typed(data.get("autocast", {}), dict)),
+            autocast=autocast.load(_typed(data.get("autocast", {}), dict)),
             result=result,
         )
         check_site(site, ONNX_TYPES)

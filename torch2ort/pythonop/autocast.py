@@ -84,7 +84,7 @@ settings = Switches(
 )
 
 
-def loaded(data: dict[str, str]) -> Autocast | None:
+def load(data: dict[str, str]) -> Autocast | None:
     """Return the settings that :meth:`Autocast.dump` wrote; ``None`` if autocast is off.
 
     Raises:
@@ -100,7 +100,7 @@ def loaded(data: dict[str, str]) -> Autocast | None:
 
 
 @contextlib.contextmanager
-def entered(state: Autocast | None) -> Iterator[None]:
+def autocast_context(state: Autocast | None) -> Iterator[None]:
     """Run with these settings, and restore the previous ones afterwards. ``None`` changes nothing."""
     if state is None:
         yield
@@ -132,17 +132,19 @@ def off() -> contextlib.AbstractContextManager[None]:
     if not private.is_autocast_on():
         return _AS_IT_IS
     now = Autocast.now()
-    return entered(Autocast(tuple((kind, False, dtype) for kind, _, dtype in now.devices), now.cache))
+    return autocast_context(
+        Autocast(tuple((kind, False, dtype) for kind, _, dtype in now.devices), now.cache)
+    )
 
 
-def under(state: Autocast | None, function: Callable[..., Any]) -> Callable[..., Any]:
+def with_autocast(state: Autocast | None, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function``, run with these settings."""
     if state is None or not state.is_on:
         return function
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with entered(state):
+        with autocast_context(state):
             return function(*args, **kwargs)
 
     return call

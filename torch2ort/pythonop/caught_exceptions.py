@@ -116,7 +116,9 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def told(caller: str, handlers: tuple[Handler, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+def with_caught_exceptions_reported(
+    caller: str, handlers: tuple[Handler, ...], function: Callable[..., Any]
+) -> Callable[..., Any]:
     """Return ``function`` with exceptions that the model catches converted to an error about ``caller``."""
 
     @functools.wraps(function)

@@ -26,10 +26,10 @@ from torch2ort.pythonop.abstract_run.fake_run import fake_outputs
 from torch2ort.pythonop.abstract_run.forward_probe import UserError, holds_tensor
 from torch2ort.pythonop.abstract_run.module_proxies import without_proxies
 from torch2ort.pythonop.abstract_run.nested_fake_tensors import find_unseen
-from torch2ort.pythonop.abstract_run.object_rollback import Traces, Unknown, open_traces
+from torch2ort.pythonop.abstract_run.object_rollback import FunctionWrites, Unknown, set_function_writes
 from torch2ort.pythonop.abstract_run.object_snapshot import compares_objects, names_attribute
 from torch2ort.pythonop.abstract_run.original_tensors import Originals
-from torch2ort.pythonop.abstract_run.per_call_arguments import find_fresh
+from torch2ort.pythonop.abstract_run.per_call_arguments import find_per_call_arguments
 from torch2ort.pythonop.abstract_run.sample_tensors import Sample, place
 from torch2ort.pythonop.autocast import Autocast
 from torch2ort.pythonop.caught_exceptions import Handler, handlers_around, places_above, refuse_caught
@@ -82,7 +82,7 @@ class Capture:
         self._sample = sample
         self._handlers = handlers
         self._raised: tuple[str, BaseException] | None = None
-        self._traces = Traces(model, originals)
+        self._function_writes = FunctionWrites(model, originals)
         self._calls: collections.Counter[type] = collections.Counter()
         self._classes: defaultdict[str, list[type]] = defaultdict(list)
 
@@ -94,12 +94,12 @@ class Capture:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _interceptor.leave()
-        self._traces.remove()
+        self._function_writes.remove()
         if error is None and self._raised is not None:
             raise refuse_caught(*self._raised) from self._raised[1]
         if error is None:
-            self._traces.refuse_kept_tensors()
-            find_fresh(self.sites.values(), self._traces)
+            self._function_writes.refuse_kept_tensors()
+            find_per_call_arguments(self.sites.values(), self._function_writes)
 
     def restart(self, tensors: Sequence[torch.Tensor]) -> None:
         """Reset the capture, as the model's forward begins, perhaps again.
@@ -109,7 +109,7 @@ class Capture:
         """
         self._calls.clear()
         self._raised = None
-        self._traces.originals.are_traced_as(tensors)
+        self._function_writes.originals.are_traced_as(tensors)
 
     def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
         """Replace ``function.apply(*arguments)`` in the traced program by a call of the opaque operator."""
@@ -127,12 +127,12 @@ class Capture:
             autocast=Autocast.of_call(),
         )
         self.sites[site.key] = site
-        open_traces(site, self._traces)
-        self._traces.originals.find(site, values)
+        set_function_writes(site, self._function_writes)
+        self._function_writes.originals.find(site, values)
         _refuse_attributes(site, values)
         _refuse_comparison(site, values)
         if any(required) and torch.is_grad_enabled():
-            self._traces.will_train(site)
+            self._function_writes.will_train(site)
         if self._sample is not None:
             place(site, self._sample, self._calls[function])
         self._calls[function] += 1
@@ -156,7 +156,7 @@ class Capture:
         return name if number == 1 else f"{name}#{number}"
 
 
-class Sampling:
+class ArgumentRecorder:
     """Context manager that records the arguments of Functions while the model runs eagerly.
 
     Args:
@@ -346,7 +346,7 @@ def _returned(site: Site, arguments: tuple[Any, ...], outputs: Sequence[torch.Te
     return tuple(values) if result.returns_tuple else values[0]
 
 
-def is_users(function: type) -> bool:
+def is_user_function(function: type) -> bool:
     """Return True unless a Function is torch's own; that of checkpoints counts, as it calls user code."""
     module = function.__module__
     if module == "torch.utils.checkpoint":
@@ -363,16 +363,16 @@ class _Interceptor:
         self._captures = 0
 
     @property
-    def _stack(self) -> list[Capture | Sampling | None]:
-        stack: list[Capture | Sampling | None] = self._local.__dict__.setdefault("stack", [])
+    def _stack(self) -> list[Capture | ArgumentRecorder | None]:
+        stack: list[Capture | ArgumentRecorder | None] = self._local.__dict__.setdefault("stack", [])
         return stack
 
-    def current(self) -> Capture | Sampling | None:
+    def current(self) -> Capture | ArgumentRecorder | None:
         """Return the capture of this thread; ``None`` if none is entered or it is suspended."""
         stack = self._stack
         return stack[-1] if stack else None
 
-    def enter(self, capture: Capture | Sampling) -> None:
+    def enter(self, capture: Capture | ArgumentRecorder) -> None:
         with self._lock:
             if self._captures == 0:
                 _intercept()
@@ -410,7 +410,7 @@ def _stand_in(
     function: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> Any:
     capture = _interceptor.current()
-    if capture is None or not is_users(function):
+    if capture is None or not is_user_function(function):
         return NotImplemented
     return capture.call(function, private.positional(function, args, kwargs))
 

@@ -11,7 +11,7 @@ from torch2ort.errors import EngineError
 from torch2ort.pythonop.site import Site
 
 
-def watched(
+def with_runtime_checks(
     site: Site, forward: Callable[..., Any], setup_context: Callable[..., Any] | None
 ) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
     """Return ``forward`` and ``setup_context`` that refuse results for which the graph was not built.

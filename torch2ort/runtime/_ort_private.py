@@ -76,7 +76,7 @@ def device_place(kind: str, number: int) -> Any:
 
 
 @functools.cache
-def is_told_of_bools() -> bool:
+def needs_bool_flag() -> bool:
     """Return True if ``OrtValue.from_dlpack`` expects a flag for bool; since 1.32 it reads the capsule's."""
     return "is_bool_tensor" in pybind().OrtValue.from_dlpack.__doc__
 

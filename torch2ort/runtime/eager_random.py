@@ -8,7 +8,7 @@ from dataclasses import replace
 import onnx
 
 from torch2ort.graph.graph import Graph
-from torch2ort.graph.random_nodes import drawn_sites, leaves_more
+from torch2ort.graph.random_nodes import drawn_sites, has_side_effects
 from torch2ort.pythonop import Site, node_attributes
 
 _DOMAINS = ("com.microsoft", "org.pytorch.aten")
@@ -64,7 +64,7 @@ def _order(model: onnx.ModelProto, sites: Mapping[str, Site]) -> None:
     """Keep the calls in the order of the nodes, and make unused calls run, in place."""
     import onnx_ir as ir  # slow to import, and few graphs draw
 
-    from torch2ort.program.effect_order import keep_order, run_unread
+    from torch2ort.program.effect_order import keep_order, keep_unused_calls
 
     # Without the weights, which may be large.
     bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
@@ -75,8 +75,8 @@ def _order(model: onnx.ModelProto, sites: Mapping[str, Site]) -> None:
     bare.graph.input.extend(given.values())
     bare.graph.output.extend(model.graph.output)
     graph = ir.from_proto(bare).graph
-    keep_order(graph, {name for name, site in sites.items() if leaves_more(site)})
-    run_unread(graph, sites)
+    keep_order(graph, {name for name, site in sites.items() if has_side_effects(site)})
+    keep_unused_calls(graph, sites)
     nodes = ir.to_proto(graph).node
     del model.graph.node[:]
     model.graph.node.extend(nodes)

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.cache.store.graph_entries import Shelf
+from torch2ort.cache.store.graph_entries import GraphEntries
 from torch2ort.errors import EngineError
 from torch2ort.graph.debug_dumps import save_optimized
 from torch2ort.graph.graph import Graph
@@ -45,14 +45,14 @@ class InferenceEngine:
     Args:
         graph: the exported graph.
         options: threads and providers.
-        shelf: where the optimised graph is stored for the next process.
+        graph_entries: where the optimised graph is stored for the next process.
     """
 
     # False for an engine on another device, which has feeds of its own.
     _in_cpp = True
 
     @timed(SESSION)
-    def __init__(self, graph: Graph, options: Options, shelf: Shelf | None = None) -> None:
+    def __init__(self, graph: Graph, options: Options, graph_entries: GraphEntries | None = None) -> None:
         self._graph = graph = drawing_as_eager(graph)
         self._options = options
         name_undeterministic(graph.proto.graph, graph.sites, options)
@@ -70,7 +70,7 @@ class InferenceEngine:
         if self._in_cpp and providers == [CPU] and active_tracer() is None:
             passing = replace(Passing.through(len(feeds), len(self._fetches)), varying=len(graph.inputs))
             settings = self._settings()
-            optimize = self._optimize(settings, providers, shelf)
+            optimize = self._optimize(settings, providers, graph_entries)
             names = self._names, self._fetches
             made = native_session(graph, settings, names, passing, originals=originals, optimize=optimize)
             # The callees are kept alive as long as the nodes.
@@ -83,7 +83,7 @@ class InferenceEngine:
                 settings,
                 providers=providers,
                 originals=originals,
-                optimize=self._optimize(settings, providers, shelf),
+                optimize=self._optimize(settings, providers, graph_entries),
             )
             if options.providers:
                 refuse_missing(self._session, providers)
@@ -100,14 +100,17 @@ class InferenceEngine:
         save_optimized(self._options, "inference_optimized", settings)
         return settings
 
-    def _optimize(self, settings: Any, providers: Sequence[Any], shelf: Shelf | None) -> Any:
+    def _optimize(self, settings: Any, providers: Sequence[Any], graph_entries: GraphEntries | None) -> Any:
         """Return the function that optimises a model and caches it; ``None`` where it is not cached."""
-        if shelf is None or not self._graph.weights:
+        if graph_entries is None or not self._graph.weights:
             # An entry must not contain weights, or values computed from them.
             return None
         optimization = Optimization(settings, providers)
         return functools.partial(
-            optimization.kept, kind="inference graph", shelf=shelf, identity=identity(self._options)
+            optimization.kept,
+            kind="inference graph",
+            graph_entries=graph_entries,
+            identity=identity(self._options),
         )
 
     # Replaced by engines on another device.

@@ -18,11 +18,11 @@ from torch2ort.kernels.functions import AtenKernel
 from torch2ort.kernels.library import LibraryKernel
 from torch2ort.kernels.native_calls import DirectArguments, direct_arguments
 from torch2ort.pythonop import TENSOR, Site, UnstoredObject, uses_setup_context
-from torch2ort.pythonop.abstract_run.per_call_arguments import anew
-from torch2ort.pythonop.autocast import under
-from torch2ort.pythonop.caught_exceptions import told
+from torch2ort.pythonop.abstract_run.per_call_arguments import with_copied_arguments
+from torch2ort.pythonop.autocast import with_autocast
+from torch2ort.pythonop.caught_exceptions import with_caught_exceptions_reported
 from torch2ort.pythonop.native import backward_of, native, note_exported
-from torch2ort.pythonop.runtime_checks import watched
+from torch2ort.pythonop.runtime_checks import with_runtime_checks
 from torch2ort.runtime.custom_op.in_place import InplacePlan
 
 if TYPE_CHECKING:
@@ -210,16 +210,16 @@ def _callables(site: Site, function: type[torch.autograd.Function]) -> tuple[Any
     backward = backward_of(function)
     setup_context = None
     if uses_setup_context(function):
-        setup_context = under(site.autocast, function.setup_context)
-    forward = under(site.autocast, function.forward)
+        setup_context = with_autocast(site.autocast, function.setup_context)
+    forward = with_autocast(site.autocast, function.forward)
     if site.caught:
         caller = "an operator" if site.internal else f"{site.func_name}.forward"
-        forward = told(caller, site.caught, forward)
+        forward = with_caught_exceptions_reported(caller, site.caught, forward)
     if site.fresh:
-        forward, setup_context = anew(site, forward, setup_context), None
+        forward, setup_context = with_copied_arguments(site, forward, setup_context), None
     if not site.known_result.checked:
         return forward, setup_context, backward
-    return *watched(site, forward, setup_context), backward
+    return *with_runtime_checks(site, forward, setup_context), backward
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from torch2ort.cache.key.key import Unkeyable
-from torch2ort.cache.store.graph_entries import Kept, Shelf
+from torch2ort.cache.store.graph_entries import EntryContent, GraphEntries
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.graph.external_weights import content_of
 from torch2ort.log import logger
@@ -62,7 +62,7 @@ class Optimization:
         return proto
 
     def kept(
-        self, model: onnx.ModelProto, kind: str, shelf: Shelf, identity: Mapping[str, str]
+        self, model: onnx.ModelProto, kind: str, graph_entries: GraphEntries, identity: Mapping[str, str]
     ) -> onnx.ModelProto | None:
         """Return the optimised model as :meth:`of`, from the export cache or stored there.
 
@@ -72,7 +72,7 @@ class Optimization:
         Args:
             model: a model whose PythonOp nodes are bound.
             kind: what the model is, for messages.
-            shelf: where it is stored.
+            graph_entries: where it is stored.
             identity: engine, machine and settings, on which the optimised graph depends.
         """
         positions = {key: str(i) for i, key in enumerate(stock.callee_keys(model.graph))}
@@ -84,15 +84,15 @@ class Optimization:
             return None
         order = {"donated": json.dumps(self.donated), "frees early": str(self.frees_early)}
 
-        def make() -> Kept:
+        def make() -> EntryContent:
             proto = self.of(model)
             if proto is None:
                 raise Unkeyable("ONNX Runtime does not write it down")
             stock.rename_callees(proto.graph, positions)
-            return Kept({}, {_MODEL_FILE: proto.SerializeToString()})
+            return EntryContent({}, {_MODEL_FILE: proto.SerializeToString()})
 
         try:
-            kept = shelf.obtain(kind, {**identity, **order, "model": sha256(content)}, make)
+            kept = graph_entries.obtain(kind, {**identity, **order, "model": sha256(content)}, make)
         except Unkeyable as reason:
             logger.info("the %s is not cached: %s.", kind, reason)
             return None

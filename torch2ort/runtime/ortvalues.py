@@ -44,7 +44,7 @@ def value_maker() -> Callable[[torch.Tensor], Any]:
     if not shares_memory():
         return _copy_to_value
     make = private.pybind().OrtValue.from_dlpack
-    if not private.is_told_of_bools():
+    if not private.needs_bool_flag():
         return lambda tensor: make(to_capsule(tensor))
 
     def made(tensor: torch.Tensor) -> Any:

@@ -25,7 +25,7 @@ from torch2ort.runtime.eager_random import with_eager_draws
 from torch2ort.runtime.native_sites import Callee, OriginalFeeds
 from torch2ort.runtime.profiling import profiled
 from torch2ort.runtime.step_io import Passing, native_half
-from torch2ort.runtime.workarounds import mended
+from torch2ort.runtime.workarounds import apply_workarounds
 from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers
 
 _RUN_METHODS = ("run", "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector")
@@ -120,7 +120,7 @@ def native_session(
     Raises:
         EngineError: onnxruntime refuses the model.
     """
-    model = mended(graph.proto)
+    model = apply_workarounds(graph.proto)
     bound: Sequence[Callee] = ()
     stock.register_library(settings)
     registered = native.registered_options()
@@ -161,7 +161,7 @@ def _bind(
     in_place: bool,
 ) -> tuple[onnx.ModelProto, Sequence[Callee]]:
     """Return the model for a session with these settings, and the callees of its PythonOp nodes."""
-    proto = mended(proto)
+    proto = apply_workarounds(proto)
     if not sites:
         return proto, ()
     stock.register_library(settings)

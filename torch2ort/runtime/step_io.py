@@ -51,7 +51,7 @@ class Passing:
         return replace(self, donated=())
 
     @property
-    def given_away(self) -> tuple[int, ...]:
+    def donated_outputs(self) -> tuple[int, ...]:
         """Positions of the outputs that the other half owns."""
         return tuple(self.kept[i] for i in self.donated)
 
@@ -61,7 +61,7 @@ class Passing:
         return tuple(place for i, place in enumerate(self.kept) if i not in self.donated)
 
 
-class ByPython:
+class PythonSession:
     """Passing of values by onnxruntime's Python interface.
 
     Args:
@@ -106,7 +106,7 @@ class ByPython:
         """Return the feeds of the other half; the run gets the values that it owns."""
         passing, places = self._passing, self._passing.kept
         if passing.donated:
-            run.donate([results[i].to_dlpack() for i in passing.given_away])
+            run.donate([results[i].to_dlpack() for i in passing.donated_outputs])
             places = passing.fed
             # An item of the vector would keep the whole vector alive.
             results = own_items(results, [i for i in places if i >= 0])
@@ -166,7 +166,7 @@ def native_half(
             varying=passing.varying,
             fetched=passing.fetched,
             kept=passing.fed,
-            donated=passing.given_away,
+            donated=passing.donated_outputs,
             plain=as_fed,
             weight_type=torch.nn.Parameter,
             options=registered,

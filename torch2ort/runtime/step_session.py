@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import torch
 
-from torch2ort.cache.store.graph_entries import Shelf
+from torch2ort.cache.store.graph_entries import GraphEntries
 from torch2ort.graph.debug_dumps import save_optimized, save_stage
 from torch2ort.graph.external_weights import loadable
 from torch2ort.graph.lowered_graph import Lowered
@@ -30,8 +30,8 @@ from torch2ort.runtime.ortvalues import bool_outputs, shares_memory
 from torch2ort.runtime.profiling import active_tracer, describe
 from torch2ort.runtime.python_op_chains import join_python_op_grads, join_python_ops
 from torch2ort.runtime.session import make_session
-from torch2ort.runtime.step_io import ByPython, Passing, native_half
-from torch2ort.runtime.workarounds import mended
+from torch2ort.runtime.step_io import Passing, PythonSession, native_half
+from torch2ort.runtime.workarounds import apply_workarounds
 from torch2ort.support.startup_timing import SESSION, timed
 
 # The model of a session, available while the session is created.
@@ -55,7 +55,7 @@ class Bindings:
         self._sites: dict[str, native.Site] = {}
         self.names: dict[str, str] = {}
 
-    def give(self, originals: OriginalFeeds) -> None:
+    def set_originals(self, originals: OriginalFeeds) -> None:
         """Pass fed tensors themselves to Functions; see :mod:`torch2ort.runtime.native_sites`."""
         self._originals.update(originals)
 
@@ -111,7 +111,7 @@ class HalfSession:
         donated: positions of inputs that the run owns: they are free after their last use. Other inputs are
             fed, and live until the run ends.
         readable: names of some of its values for debugging.
-        shelf: where its optimised graph is stored for the next process.
+        graph_entries: where its optimised graph is stored for the next process.
 
     Attributes:
         passing: the requested passing, as far as it is supported.
@@ -129,7 +129,7 @@ class HalfSession:
         frees_early: bool = False,
         donated: Sequence[int] = (),
         readable: Mapping[str, str] | None = None,
-        shelf: Shelf | None = None,
+        graph_entries: GraphEntries | None = None,
     ) -> None:
         self._inputs, self._outputs = lowered.inputs, list(lowered.outputs)
         settings = onnxruntime().SessionOptions()
@@ -144,7 +144,7 @@ class HalfSession:
         stock.register_library(settings)
         registered = native.registered_options()
         model = onnx.ModelProto()
-        model.CopyFrom(mended(lowered.proto))
+        model.CopyFrom(apply_workarounds(lowered.proto))
         self._bound = bind_half(model.graph, lowered, bindings)
         save_stage(options, name, model, readable)
         self._name, self._options = name, options
@@ -161,8 +161,8 @@ class HalfSession:
             name_undeterministic(lowered.proto.graph, sites, options)
             describe(lowered.proto.graph, sites)
             optimization = Optimization(settings, self._providers(), owned, frees_early)
-            source = self._source(model, optimization, shelf)
-            self._passes = self._passing(source, settings, registered if lent else None)
+            source = self._source(model, optimization, graph_entries)
+            self._passes = self._create_session(source, settings, registered if lent else None)
 
     # Replaced by sessions on another device.
     _lent_allocator = staticmethod(lent_allocator)
@@ -170,21 +170,25 @@ class HalfSession:
     def _providers(self) -> list[Any]:
         return session_providers(self._options.providers)
 
-    def _by_python(self, session: Any) -> ByPython:
-        return ByPython(session, self._fed, self._outputs, self.passing, self._bools)
+    def _by_python(self, session: Any) -> PythonSession:
+        return PythonSession(session, self._fed, self._outputs, self.passing, self._bools)
 
-    def _source(self, model: onnx.ModelProto, optimization: Optimization, shelf: Shelf | None) -> Source:
+    def _source(
+        self, model: onnx.ModelProto, optimization: Optimization, graph_entries: GraphEntries | None
+    ) -> Source:
         """Return the model that the session is created from."""
         better: onnx.ModelProto | None = None
-        if shelf is not None:
-            better = optimization.kept(model, f"optimised {self._name}", shelf, identity(self._options))
+        if graph_entries is not None:
+            better = optimization.kept(
+                model, f"optimised {self._name}", graph_entries, identity(self._options)
+            )
         elif optimization.frees_early:
             better = optimization.of(model)
         if better is None:
             donate_inputs(model.graph, optimization.donated)
         return loadable(model if better is None else better)
 
-    def _passing(self, source: Source, settings: Any, registered: Any) -> native.Half | ByPython:
+    def _create_session(self, source: Source, settings: Any, registered: Any) -> native.Half | PythonSession:
         """Create the session, with the way in which values pass through it.
 
         Args:

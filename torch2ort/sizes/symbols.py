@@ -30,7 +30,7 @@ _named: weakref.WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = weakref.Wea
 _names: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
-def decided_sizes(tensors: Iterable[torch.Tensor]) -> Callable[[], int] | None:
+def unbacked_size_counter(tensors: Iterable[torch.Tensor]) -> Callable[[], int] | None:
     """Return a function that counts the data-dependent sizes made so far in the trace of some tensors.
 
     Returns:
@@ -39,7 +39,7 @@ def decided_sizes(tensors: Iterable[torch.Tensor]) -> Callable[[], int] | None:
     for tensor in tensors:
         if private.is_fake(tensor):
             environment = private.environment(tensor)
-            return lambda: 0 if environment is None else private.decided_sizes(environment)
+            return lambda: 0 if environment is None else private.num_unbacked_sizes(environment)
     return None
 
 

@@ -45,7 +45,7 @@ def conditions(graph: torch.fx.Graph) -> Conditions:
     environment = _environment(graph)
     if environment is None:
         return Conditions(0, 0)
-    return Conditions(len(private.guards(environment)), private.asserts(environment))
+    return Conditions(len(private.guards(environment)), private.num_deferred_asserts(environment))
 
 
 def added_conditions(graph: torch.fx.Graph, known: Conditions, inputs: Sequence[torch.Tensor]) -> list[str]:
@@ -133,24 +133,24 @@ def _texts(inputs: Sequence[torch.Tensor]) -> dict[str, str]:
     }
 
 
-def assumed(graph: torch.fx.Graph) -> list[sympy.Expr]:
-    """Return the conditions on data-dependent sizes that a trace assumed since :func:`forget_assumed`."""
+def deferred_asserts(graph: torch.fx.Graph) -> list[sympy.Expr]:
+    """Return the conditions on data-dependent sizes assumed since :func:`clear_deferred_asserts`."""
     environment = _environment(graph)
-    return [] if environment is None else private.assumed(environment)
+    return [] if environment is None else private.deferred_asserts(environment)
 
 
-def forget_assumed(graph: torch.fx.Graph) -> None:
-    """Discard the conditions that :func:`assumed` returns."""
+def clear_deferred_asserts(graph: torch.fx.Graph) -> None:
+    """Discard the conditions that :func:`deferred_asserts` returns."""
     environment = _environment(graph)
     if environment is not None:
-        private.forget_assumed(environment)
+        private.clear_deferred_asserts(environment)
 
 
-def take_for_one(graph: torch.fx.Graph, names: Mapping[sympy.Symbol, sympy.Symbol]) -> None:
+def unify_symbols(graph: torch.fx.Graph, names: Mapping[sympy.Symbol, sympy.Symbol]) -> None:
     """Tell the trace of a graph that some data-dependent sizes are other names of given ones."""
     environment = _environment(graph)
     if environment is not None:
-        private.take_for_one(environment, names)
+        private.replace_symbols(environment, names)
 
 
 def forget_new_sizes(graph: torch.fx.Graph) -> None:
@@ -165,7 +165,7 @@ def _environment(graph: torch.fx.Graph) -> Any:
     return next((environment for environment in found if environment is not None), None)
 
 
-def takes_for_equal(program: torch.export.ExportedProgram) -> bool:
+def assumes_equal_sizes(program: torch.export.ExportedProgram) -> bool:
     """Return True if a size was assumed to equal another, even where eager PyTorch raises if they differ."""
     return any(node.target is operator.eq for node in _conditions(program))
 

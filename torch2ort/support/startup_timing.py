@@ -122,16 +122,16 @@ class Startup:
 
     Attributes:
         seconds: by phase, in the order of :data:`PHASES`; empty before the first phase.
-        expects_more: whether an engine will build its other half on request. The sum is then logged after
-            that, or at the next call.
+        awaits_other_half: whether an engine will build its other half on request. The sum is then logged
+            after that, or at the next call.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._told: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
-        self.expects_more = False
+        self.awaits_other_half = False
 
     @contextlib.contextmanager
     def recording(self, name: str) -> Iterator[None]:
@@ -168,16 +168,16 @@ class Startup:
             before = {**self.seconds, name: self.seconds.get(name, 0.0) + seconds}
             self.seconds = {p: before.get(p, 0.0) for p in PHASES}
 
-    def tell(self, level: int = logging.WARNING) -> None:
+    def log(self, level: int = logging.WARNING) -> None:
         """Log the time that was added since the last call: one line, and a table at INFO.
 
         Args:
             level: the level of the line.
         """
         with self._lock:
-            what = "another graph was ready" if self._told else "ready"
-            added = {p: s - self._told.get(p, 0.0) for p, s in self.seconds.items()}
-            self._told, self.expects_more = self.seconds, False
+            what = "another graph was ready" if self._logged else "ready"
+            added = {p: s - self._logged.get(p, 0.0) for p, s in self.seconds.items()}
+            self._logged, self.awaits_other_half = self.seconds, False
         export = sum(added[p] for p in EXPORT)
         total = sum(added.values())
         if total < _NOTHING:

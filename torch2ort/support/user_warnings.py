@@ -7,7 +7,7 @@ import warnings
 from types import FrameType
 
 from torch2ort.errors import Torch2OrtWarning
-from torch2ort.log import speaks
+from torch2ort.log import rank_logs
 
 # Packages of the code between the user's line and the warning: torch2ort, its callers, and modules in
 # between.
@@ -31,12 +31,12 @@ def warn(message: str) -> None:
     """Issue a :class:`Torch2OrtWarning` at the innermost line that is neither torch2ort's nor torch's.
 
     The stack level of that line is unknown: torch, hooks and context managers add frames.
-    Only ranks that log (see :func:`torch2ort.log.speaks`) warn: all ranks would issue the same warning.
+    Only ranks that log (see :func:`torch2ort.log.rank_logs`) warn: all ranks would issue the same warning.
 
     Args:
         message: the complete message.
     """
-    if not speaks():
+    if not rank_logs():
         return
     frame = _users_frame()
     warnings.warn_explicit(

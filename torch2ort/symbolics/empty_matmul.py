@@ -17,7 +17,7 @@ import onnx_ir as ir
 _POSITIVE = re.compile(r"(?!u\d)\w+(\*(?!u\d)\w+)*")
 
 
-def guard_products(model: ir.Model) -> None:
+def guard_empty_matmuls(model: ir.Model) -> None:
     """Guard, in place, the products of a graph that may sum no elements, so that they return zeros."""
     for node in list(model.graph.all_nodes()):
         if node.op_type in ("Gemm", "MatMul") and not node.domain and not _sums_something(node):

@@ -15,11 +15,11 @@ from torch2ort.capture.trace import Trace
 from torch2ort.graph.accepted_sizes import Sizes
 from torch2ort.graph.graph import Graph, GraphSignature
 from torch2ort.graph.mutation import Mutation
-from torch2ort.graph.random_nodes import leaves_more
-from torch2ort.program.effect_order import keep_order, run_unread
+from torch2ort.graph.random_nodes import has_side_effects
+from torch2ort.program.effect_order import keep_order, keep_unused_calls
 from torch2ort.program.mutated_inputs import mutations_of, refuse_written_constant
 from torch2ort.program.target import Target
-from torch2ort.program.traced_program import origins_of
+from torch2ort.program.traced_program import placeholder_origins
 from torch2ort.program.unrepresentable_tensors import refuse_complex_weight
 from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.registry import report_unmatched
@@ -61,10 +61,10 @@ def lower(
         # ONNX Runtime fuses nodes into operators of this domain, and does not find them in a model with nodes
         # of other domains that does not import it.
         translated.model.opset_imports.setdefault("com.microsoft", 1)
-    keep_order(graph, {name for name, site in sites.items() if leaves_more(site)})
+    keep_order(graph, {name for name, site in sites.items() if has_side_effects(site)})
     weights = _lift_weights(translated.model, model, traced.program)
     separate_outputs(graph)
-    run_unread(graph, sites)
+    keep_unused_calls(graph, sites)
     drop_unread_constants(graph)
     names, wanted, targets = _wanted_names(traced, inputs, translated.mutations)
     name_interface(graph, names, wanted, PREFIX)
@@ -159,7 +159,7 @@ def signature_of(
 
 def _origins(program: torch.export.ExportedProgram) -> Iterator[str]:
     """Yield the names, in a program, of the tensors of the model that it reads or writes."""
-    origins = origins_of(program)
+    origins = placeholder_origins(program)
     for node in program.graph.find_nodes(op="placeholder"):
         if node.users and node.name in origins:
             yield origins[node.name]

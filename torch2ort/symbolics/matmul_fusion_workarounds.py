@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 
-def mend_products(model: ir.Model) -> None:
+def avoid_wrong_matmul_fusions(model: ir.Model) -> None:
     """Rewrite in place the products that onnxruntime would fuse incorrectly."""
     for node in list(model.graph.all_nodes()):
         if node.domain:

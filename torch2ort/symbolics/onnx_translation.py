@@ -24,9 +24,9 @@ from torch2ort.pythonop.abstract_run.forward_probe import UserError
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
 from torch2ort.symbolics.cleanup import cleanup
 from torch2ort.symbolics.dtype_widening import fit_types
-from torch2ort.symbolics.empty_matmul import guard_products
+from torch2ort.symbolics.empty_matmul import guard_empty_matmuls
 from torch2ort.symbolics.exact_marks import mark_exact
-from torch2ort.symbolics.matmul_fusion_workarounds import mend_products
+from torch2ort.symbolics.matmul_fusion_workarounds import avoid_wrong_matmul_fusions
 from torch2ort.symbolics.preparation import Prepared, to_kernels
 from torch2ort.symbolics.reduction_axes import count_axes_from_the_front
 from torch2ort.symbolics.registered import user_operators
@@ -103,8 +103,8 @@ def translate(
             break
         _hand_over(prepared, target, unfit, given_up)
     mark_exact(model)
-    mend_products(model)
-    guard_products(model)
+    avoid_wrong_matmul_fusions(model)
+    guard_empty_matmuls(model)
     return Translated(model, mutations, tuple(prepared.sites))
 
 

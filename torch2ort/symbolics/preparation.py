@@ -18,8 +18,8 @@ from torch2ort.kernels.recurrent import restore
 from torch2ort.program import internal_ops
 from torch2ort.program.aten_fallback_policy import (
     DECOMPOSED,
+    NOT_DECOMPOSED,
     OVER_FIXED_SIZES,
-    WHOLE,
     is_plain_in_files,
     wants_kernel,
 )
@@ -29,10 +29,10 @@ from torch2ort.program.dtype_mismatch import refuse_mixed_dtypes
 from torch2ort.program.fft_precision import refuse_inexact_transforms
 from torch2ort.program.full_overwrites import keep_overwritten
 from torch2ort.program.fuse_gelu import fuse_gelu
-from torch2ort.program.half_precision import round_compared_numbers, rounds_in_half, whole_in_half
+from torch2ort.program.half_precision import not_decomposed_in_half, round_compared_numbers, rounds_in_half
 from torch2ort.program.index_checks import check_indices
 from torch2ort.program.inline_autograd_functions import inline_calls
-from torch2ort.program.integer_clamp import settle_bounds
+from torch2ort.program.integer_clamp import normalize_clamp_bounds
 from torch2ort.program.keep_raising_ops import keep_unread_checks
 from torch2ort.program.kernel_sites import SiteMaker, is_operator
 from torch2ort.program.mutated_inputs import refuse_effects, refuse_other_mutations
@@ -40,7 +40,7 @@ from torch2ort.program.no_grad_regions import inline_grad_regions
 from torch2ort.program.plain_results import drop_plain, plain_results
 from torch2ort.program.recurrent_layers import separate_layers
 from torch2ort.program.runtime_assertions import drop_conditions
-from torch2ort.program.scalar_overflow import settle_numbers
+from torch2ort.program.scalar_overflow import wrap_scalars
 from torch2ort.program.strides import (
     draw_in_order_of_memory,
     loosen_views,
@@ -52,8 +52,8 @@ from torch2ort.program.strides import (
 )
 from torch2ort.program.target import Target
 from torch2ort.program.tensor_index_select import select_by_tensors
-from torch2ort.program.unrepresentable_tensors import refuse_unheld, refuse_unheld_weights
-from torch2ort.program.unsupported_custom_ops import refuse_unfit_operators
+from torch2ort.program.unrepresentable_tensors import refuse_unrepresentable, refuse_unrepresentable_weights
+from torch2ort.program.unsupported_custom_ops import refuse_unsupported_custom_ops
 from torch2ort.program.untracked_inplace import refuse_hidden_writes
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.python_op_autograd import PYTHON_OP_GRAD
@@ -96,9 +96,9 @@ def check(program: torch.export.ExportedProgram, target: Target) -> None:
     """
     _refuse_guessed_sizes(program)
     if target.has_libraries:
-        refuse_unfit_operators(program.graph_module, user_operators())
+        refuse_unsupported_custom_ops(program.graph_module, user_operators())
     refuse_mixed_dtypes(program)
-    refuse_unheld_weights(program)
+    refuse_unrepresentable_weights(program)
     inline_grad_regions(program.graph_module)
     refuse_shared_elements(program.graph_module.graph)
     draw_in_order_of_memory(program.graph_module.graph)
@@ -132,8 +132,8 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
         separate_layers(program.graph_module.graph)
     if target.is_trained:
         keep_overwritten(program.graph_module.graph)
-    settle_bounds(program.graph_module.graph)
-    settle_numbers(program.graph_module.graph)
+    normalize_clamp_bounds(program.graph_module.graph)
+    wrap_scalars(program.graph_module.graph)
     fuse_gelu(program.graph_module, in_half=not target.rounds_as_eager)
     if not target.is_half:
         select_by_tensors(program.graph_module.graph)
@@ -155,7 +155,7 @@ def prepare(program: torch.export.ExportedProgram, target: Target) -> Prepared:
     restore(program, users)
     refuse_other_mutations(program)
     _refuse_subgraphs(program)
-    refuse_unheld(program)
+    refuse_unrepresentable(program)
     refuse_inexact_transforms(program.graph)
     prepared = Prepared(program)
     to_kernels(prepared, target, _needs_kernel(program, target))
@@ -170,9 +170,9 @@ def _decomposed(
     decompositions = private.decomposition_table(
         translation_table(target),
         {operator: function for operator, function in own.items() if operator not in users},
-        whole_in_half if target.rounds_as_eager else dict,
+        not_decomposed_in_half if target.rounds_as_eager else dict,
         decomposed=DECOMPOSED - users,
-        whole=(WHOLE | target.gradients.whole) - users,
+        not_decomposed=(NOT_DECOMPOSED | target.gradients.not_decomposed) - users,
         over_fixed_sizes=OVER_FIXED_SIZES,
         # Autograd has differentiated the whole operators, so they are not decomposed any more.
         composites_only=target.is_half and target.has_kernels,
@@ -259,7 +259,7 @@ def to_kernels(prepared: Prepared, target: Target, chosen: Callable[[torch.fx.No
                 _drop_own_checks(node)
                 maker.replace(node, plain=plain_for(node))
             else:
-                maker.passes_by(node)
+                maker.record_unreplaced(node)
         for node in list(program.graph_module.graph.nodes) if target.is_half else ():
             if node.target is internal_ops.checked_index:
                 maker.replace(node)

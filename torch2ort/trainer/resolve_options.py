@@ -56,7 +56,7 @@ def module_options(options: ORTTrainerOptions, folder: str | None) -> Options:
     return Options(deterministic=deterministic, save_onnx_dir=folder, providers=providers, **session)
 
 
-def refuse_what_is_missing(options: ORTTrainerOptions) -> None:
+def check_supported(options: ORTTrainerOptions) -> None:
     """Raise an error for options that are not supported.
 
     Raises:

@@ -22,7 +22,7 @@ from torch2ort.trainer.optim.config import _OptimizerConfig
 from torch2ort.trainer.optimizer_step import Update, finite
 from torch2ort.trainer.options import OptionGroup, ORTTrainerOptions
 from torch2ort.trainer.outputs import StepOutputs, outputs_of
-from torch2ort.trainer.resolve_options import device_of, module_options, refuse_what_is_missing
+from torch2ort.trainer.resolve_options import check_supported, device_of, module_options
 from torch2ort.trainer.step_info import TrainStepInfo
 
 
@@ -71,7 +71,7 @@ class ORTTrainer:
     ) -> None:
         _check_arguments(model, optim_config, loss_fn, options)
         self.options = _with_scaler(ORTTrainerOptions() if options is None else options)
-        refuse_what_is_missing(self.options)
+        check_supported(self.options)
         self.model_desc = ModelDesc(model_desc)
         self.optim_config = optim_config
         self.loss_fn = loss_fn

@@ -20,7 +20,7 @@ from torch2ort.training.saved_tensor_checks import Saved
 from torch2ort.training.verification import Verification
 
 
-class _Step(NamedTuple):
+class _SavedStep(NamedTuple):
     """State of one forward for its backward.
 
     Attributes:
@@ -60,7 +60,7 @@ class Boundary(torch.autograd.Function):
             outputs, state = engine.forward(feeds)
         saved = Saved(feeds, {i: outputs[i].detach() for i in engine.read_outputs})
         # If copies were made, it is the caller's tensors that may move.
-        ctx.step = _Step(
+        ctx.step = _SavedStep(
             engine, state, saved, Saved(given, {}) if copied else saved, copied, around, verification
         )
         ctx.set_materialize_grads(False)
@@ -98,7 +98,7 @@ class Boundary(torch.autograd.Function):
             )
         engine, saved = step.engine, step.saved
         saved.check_feeds(engine.needed)
-        engine.moving.look(step.given, engine.needed, step.copied)
+        engine.moved_feeds.check_moved(step.given, engine.needed, step.copied)
         if engine.read_outputs:
             saved.check_outputs()
         keep = private.backward_keeps_graph()
@@ -112,7 +112,7 @@ class Boundary(torch.autograd.Function):
 
 
 def _backward(
-    step: _Step, keep: bool, gradients: Sequence[torch.Tensor | None], *, last: bool = True
+    step: _SavedStep, keep: bool, gradients: Sequence[torch.Tensor | None], *, last: bool = True
 ) -> list[torch.Tensor | None]:
     """Return one gradient per feed; ``last`` is False for all but the last backward of a batch."""
     given = all_with_memory(gradients)
@@ -156,7 +156,7 @@ def _to_copy(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> Collection[int]
     Raises:
         RuntimeError: backward reads a tensor of inference mode, which eager PyTorch refuses as well.
     """
-    moving = engine.moving.to_copy(engine.needed)
+    moving = engine.moved_feeds.to_copy(engine.needed)
     if not moving and True not in map(torch.Tensor.is_inference, feeds):
         return engine.copied
     unseen = [i for i, feed in enumerate(feeds) if feed.is_inference()]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import onnx
 import torch
 
-from torch2ort.cache.store.graph_entries import Shelf
+from torch2ort.cache.store.graph_entries import GraphEntries
 from torch2ort.graph.lowered_graph import Lowered
 from torch2ort.options import Options
 from torch2ort.program.program import Program
@@ -24,7 +24,7 @@ from torch2ort.runtime.cuda import streams
 from torch2ort.runtime.cuda.sessions import DeviceFeeds, DeviceRun, device_of, on_stream
 from torch2ort.runtime.optimized_model import Optimization
 from torch2ort.runtime.session import refuse_missing
-from torch2ort.runtime.step_io import ByPython, Passing
+from torch2ort.runtime.step_io import Passing, PythonSession
 from torch2ort.runtime.step_session import Bindings, HalfSession, Source
 from torch2ort.training.engine import Engine, ForwardState
 from torch2ort.training.plan_cache import Plans
@@ -36,7 +36,7 @@ def _nothing_lent(session_options: Any) -> Iterator[bool]:
     yield False
 
 
-class _ByPython(ByPython):
+class DevicePythonSession(PythonSession):
     """As its base, with values on a device; it must be called while the sessions' stream is entered."""
 
     def __init__(
@@ -94,15 +94,19 @@ class DeviceHalf(HalfSession):
     def _providers(self) -> list[Any]:
         return on_stream(self._options.providers, self._stream)
 
-    def _by_python(self, session: Any) -> ByPython:
+    def _by_python(self, session: Any) -> PythonSession:
         # Without its libraries, ONNX Runtime falls back to the CPU with a line in its log.
         refuse_missing(session, self._providers())
         # Constants are copied to the device. A backward, whose session is created inside of a run, has none.
         constants = any(isinstance(source, torch.Tensor) for source in self.passing.sources)
         with self._stream.entered() if constants else contextlib.nullcontext():
-            return _ByPython(session, self._fed, self._outputs, self.passing, self._bools, self._device)
+            return DevicePythonSession(
+                session, self._fed, self._outputs, self.passing, self._bools, self._device
+            )
 
-    def _source(self, model: onnx.ModelProto, optimization: Optimization, shelf: Shelf | None) -> Source:
+    def _source(
+        self, model: onnx.ModelProto, optimization: Optimization, graph_entries: GraphEntries | None
+    ) -> Source:
         return super()._source(model, replace(optimization, frees_early=False), None)
 
 

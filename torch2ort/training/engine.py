@@ -11,7 +11,7 @@ import torch
 
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.differentiate.grad_reachability import Edge
-from torch2ort.log import quiet
+from torch2ort.log import suppress_libraries
 from torch2ort.options import Options
 from torch2ort.program.program import Program
 from torch2ort.program.target import Target
@@ -74,7 +74,7 @@ class Engine:
         copied: positions of the feeds that the model itself writes to and that backward reads: backward reads
             a copy that is made before the write.
         weights: names of the tensors that are fed after the model's inputs.
-        moving: detects feeds whose memory in backward differs from that in forward.
+        moved_feeds: detects feeds whose memory in backward differs from that in forward.
 
     Raises:
         UnsupportedOperatorError: the engine does not support an operator of the program.
@@ -106,7 +106,7 @@ class Engine:
         originals = original_feeds(plan.half.proto.graph, plan.half.calls, fed)
         self._has_originals = bool(originals)
         self._bindings = Bindings(options.providers)
-        self._bindings.give(originals)
+        self._bindings.set_originals(originals)
         self._forward = self._half_session(
             "forward",
             plan.half,
@@ -120,7 +120,7 @@ class Engine:
                 tuple(plan.donated),
             ),
             readable=self._names_of_inputs(),
-            shelf=self._plans.shelf,
+            graph_entries=self._plans.graph_entries,
         )
         self._saved_feeds = _saved_by_functions(plan, fed, originals)
         self._feed_count = len(self._signature.feeds)
@@ -133,11 +133,11 @@ class Engine:
         self.conditions = plan.conditions
         self.copied = tuple(i for i in plan.needed if i in written)
         self.weights = tuple(self._signature.weights.values())
-        self.moving = MovingFeeds()
+        self.moved_feeds = MovingFeeds()
         if self._startup is not None:
-            self._startup.expects_more = True
+            self._startup.awaits_other_half = True
 
-    def anew(self) -> Engine:
+    def with_new_sessions(self) -> Engine:
         """Return the same engine with sessions of its own."""
         return type(self)(*self._made_of, self._plans)
 
@@ -186,7 +186,7 @@ class Engine:
         with contextlib.nullcontext() if self._startup is None else self._startup.recording(FIRST_RUN):
             found = self._half(self._built(missing), state, gradients, keep=keep)
         if self._startup is not None:
-            self._startup.tell()
+            self._startup.log()
         return found
 
     def _half(
@@ -202,7 +202,7 @@ class Engine:
         run = state.run
         run.keeps = keep
         run.undefined.clear()
-        run.arrivals = lambda site: self._plan.reach.arrivals(
+        run.arrivals = lambda site: self._plan.reach.defined_output_gradients(
             self._call(site), plan.given, [(self._call(key), argument) for key, argument in run.undefined]
         )
         kept = state.kept
@@ -268,7 +268,7 @@ class Engine:
         if missing in self._backwards:
             return self._backwards[missing]  # another thread built it while this one waited
         tracing = contextlib.nullcontext() if self._tracer is None else self._tracer.tracing()
-        with phase(DIFFERENTIATE), quiet(), tracing:
+        with phase(DIFFERENTIATE), suppress_libraries(), tracing:
             plan = self._plans.backward(missing)
             session = None
             if plan.half is not None:
@@ -281,7 +281,7 @@ class Engine:
                     frees_early=True,
                     donated=self._forward.passing.donated,
                     readable=self._names_in_backward(plan),
-                    shelf=self._plans.shelf,
+                    graph_entries=self._plans.graph_entries,
                 )
         known = self._backwards[missing] = _Backward(plan, session, self._reached(plan, ()))
         return known

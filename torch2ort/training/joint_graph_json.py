@@ -18,7 +18,7 @@ from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_c
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.sizes import expressions
 from torch2ort.sizes.symbols import expression_of, size_hint
-from torch2ort.sizes.unbacked_sizes import forget_assumed
+from torch2ort.sizes.unbacked_sizes import clear_deferred_asserts
 from torch2ort.symbolics.registered.user_gradient_ops import (
     MAPPED_CALL,
     MAPPED_CALL_GRAD,
@@ -85,7 +85,7 @@ def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[in
     data = json.loads(text)
     graph = torch.fx.Graph()
     found: dict[str, torch.fx.Node] = {}
-    mode, made = private.varying_sizes(list(data["sizes"].values()), decided=len(data["decided"]))
+    mode, made = private.symbolic_sizes(list(data["sizes"].values()), unbacked=len(data["decided"]))
     sizes = dict(zip([*data["sizes"], *data["decided"]], made, strict=True))
     mapped: dict[str, MappedCall] = {}
     with mode:
@@ -129,8 +129,8 @@ def _note_sizes_of_gradients(joint: Joint) -> None:
     for node, i in joint.tangents.items():
         for size, other in zip(node.meta["val"].shape, joint.outputs[i].meta["val"].shape, strict=True):
             if isinstance(size, torch.SymInt) or isinstance(other, torch.SymInt):
-                private.take_for_equal(size, other)
-    forget_assumed(graph)
+                private.assert_sizes_equal(size, other)
+    clear_deferred_asserts(graph)
 
 
 def _call(node: torch.fx.Node, names: Mapping[str, str]) -> tuple[str | None, Any, Any]:

@@ -139,5 +139,5 @@ def inference_engine_of(program: Program, options: Options) -> InferenceEngine:
         EngineError: ONNX Runtime refuses the graph.
     """
     if device_of(options.providers).type == "cpu":
-        return InferenceEngine(program.graph, options, program.shelf)
+        return InferenceEngine(program.graph, options, program.graph_entries)
     return DeviceInference(program.graph, options)

@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 
 from torch2ort.autotune.alternatives import Rewriting
-from torch2ort.autotune.channels_last import arrange, lay
+from torch2ort.autotune.channels_last import compute_channels_last, set_channels_last
 from torch2ort.autotune.processor_rule import CONVOLUTIONS
 from torch2ort.autotune.tuner import Tuner
 from torch2ort.differentiate.aliasing import ReadMemory
@@ -109,10 +109,10 @@ class Planner:
         joint, reach = trace_joint(source, required)
         joint = inline(joint, every=target.inlines_functions)
         if target.in_kernels >= CONVOLUTIONS:
-            lay(joint.graph_module.graph)
+            set_channels_last(joint.graph_module.graph)
         elif tuner is not None and fuses is None:
             # A region covers the operators between convolutions, in the default order of dimensions.
-            tuner.lay_out(joint.graph_module.graph)
+            tuner.choose_layout(joint.graph_module.graph)
         position = {name: i for i, name in enumerate(signature.feeds)}
         feeds = [position[feed] if isinstance(feed, str) else -1 for feed in source.feeds]
         planner = cls(joint, feeds, target, source.conditions, fuses, tuner, share)
@@ -152,7 +152,7 @@ class Planner:
                 an operator cannot be part of a graph.
         """
         rewriting = Rewriting(half.graph_module.graph)
-        arrange(rewriting, half.graph_module.graph)
+        compute_channels_last(rewriting, half.graph_module.graph)
         if self._fuses is not None:
             self._made.extend(fuse(half.graph_module.graph, self._fuses))
         if self._tuner is not None:

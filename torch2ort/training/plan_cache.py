@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch2ort.autotune.calibration import calibration_store, runs
 from torch2ort.autotune.hardware_key import machine
 from torch2ort.cache.key.key import Unkeyable
-from torch2ort.cache.store.graph_entries import Kept, Shelf
+from torch2ort.cache.store.graph_entries import EntryContent, GraphEntries
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.cache.store.store import Store
 from torch2ort.errors import Torch2OrtError, UnsupportedOperatorError
@@ -48,7 +48,7 @@ class Plans:
 
     Attributes:
         forward: the plan of the forward half.
-        shelf: the graph's place in the cache; ``None`` where nothing is stored.
+        graph_entries: the graph's place in the cache; ``None`` where nothing is stored.
 
     Raises:
         UnsupportedOperatorError: the engine does not support an operator of the program.
@@ -61,8 +61,8 @@ class Plans:
         self._planner: Planner | None = None
         # The joint graph of another process, for backward halves that are still to be built.
         self._stored = b""
-        self.shelf = program.shelf
-        self._store: Store | None = None if program.shelf is None else program.shelf.store
+        self.graph_entries = program.graph_entries
+        self._store: Store | None = None if program.graph_entries is None else program.graph_entries.store
         # A refusal of varying sizes is stored, so the next process exports with fixed sizes at once.
         self._remembers = any(isinstance(size, str) for dims in program.interface.sizes.dims for size in dims)
         self._settings = {
@@ -72,14 +72,14 @@ class Plans:
             "in kernels": json.dumps(sorted(target.in_kernels)),
             "mode": options.mode,
         }
-        if self.shelf is not None:
+        if self.graph_entries is not None:
             self._settings.update(identity(options))
         self._fuses: Callable[[Sequence[str]], Collection[str]] | None = None
         if options.is_on("fuse"):
             self._settings["fuse"] = "regions"
-            from torch2ort.fusion.compiled_regions import compiled
+            from torch2ort.fusion.compiled_regions import compile_or_load
 
-            self._fuses = lambda texts: compiled(texts, self._store)
+            self._fuses = lambda texts: compile_or_load(texts, self._store)
         if options.is_on("autotune"):
             self._settings["autotune"] = "all"
         traced = program.traced
@@ -102,7 +102,7 @@ class Plans:
 
         self.forward = self._obtain("joint forward", {}, make, self._store_forward, self._load_forward)
         self._remembers = False
-        traced.forget()
+        traced.release()
 
     def backward(self, missing: Collection[int]) -> BackwardPlan:
         """Return the plan of the backward half.
@@ -117,8 +117,8 @@ class Plans:
             "joint backward",
             {"outputs without a gradient": json.dumps(sorted(missing))},
             lambda: self._made().backward(missing),
-            lambda plan, shelf: plan.stored(self.forward, shelf.key),
-            lambda kept, shelf: BackwardPlan.loaded(kept, self.forward, shelf.key),
+            lambda plan, graph_entries: plan.stored(self.forward, graph_entries.key),
+            lambda kept, graph_entries: BackwardPlan.loaded(kept, self.forward, graph_entries.key),
         )
 
     def _tuner(self) -> Tuner | None:
@@ -156,16 +156,18 @@ class Plans:
             self._stored = b""
         return self._planner
 
-    def _store_forward(self, plan: ForwardPlan, shelf: Shelf) -> Kept:
+    def _store_forward(self, plan: ForwardPlan, graph_entries: GraphEntries) -> EntryContent:
         from torch2ort.training.joint_graph_json import stored_joint
 
         assert self._planner is not None
-        kept = plan.stored(shelf.key)
+        kept = plan.stored(graph_entries.key)
         text = stored_joint(self._planner.joint, self._planner.feeds, plan.half.calls)
-        return Kept({**kept.data, "joint": self._note(text)}, {**kept.files, _PROGRAM: zlib.compress(text)})
+        return EntryContent(
+            {**kept.data, "joint": self._note(text)}, {**kept.files, _PROGRAM: zlib.compress(text)}
+        )
 
-    def _load_forward(self, kept: Kept, shelf: Shelf) -> ForwardPlan:
-        plan = ForwardPlan.loaded(kept, shelf.key)
+    def _load_forward(self, kept: EntryContent, graph_entries: GraphEntries) -> ForwardPlan:
+        plan = ForwardPlan.loaded(kept, graph_entries.key)
         self._stored = kept.files[_PROGRAM]
         self._settings["joint graph"] = kept.data["joint"]
         return plan
@@ -191,40 +193,40 @@ class Plans:
         kind: str,
         settings: Mapping[str, str],
         make: Callable[[], _Plan],
-        store: Callable[[_Plan, Shelf], Kept],
-        load: Callable[[Kept, Shelf], _Plan],
+        store: Callable[[_Plan, GraphEntries], EntryContent],
+        load: Callable[[EntryContent, GraphEntries], _Plan],
     ) -> _Plan:
         """Return a plan from the cache, or build and store it."""
-        shelf = self.shelf
-        if shelf is None:
+        graph_entries = self.graph_entries
+        if graph_entries is None:
             return make()
         made: list[_Plan] = []
 
-        def kept() -> Kept:
+        def kept() -> EntryContent:
             try:
                 made.append(make())
             except UnsupportedOperatorError as error:
                 if not self._remembers:
                     raise
-                return Kept({_REFUSED: str(error)}, {})
-            return store(made[0], shelf)
+                return EntryContent({_REFUSED: str(error)}, {})
+            return store(made[0], graph_entries)
 
         try:
-            found = shelf.obtain(kind, {**self._settings, **settings}, kept)
+            found = graph_entries.obtain(kind, {**self._settings, **settings}, kept)
         except Unkeyable as reason:
             logger.info("the %s is not cached: %s.", kind, reason)
-            self.shelf = None
+            self.graph_entries = None
             return made[0]
         if _REFUSED in found.data:
             raise UnsupportedOperatorError(str(found.data[_REFUSED]))
         if made:
             return made[0]
         try:
-            plan = load(found, shelf)
+            plan = load(found, graph_entries)
             self._find_libraries(plan.half)
             return plan
         except (Torch2OrtError, Unkeyable) as error:
             logger.info("the %s in the cache does not fit this process: %s", kind, error)
             # Other entries that depend on this plan would not fit either.
-            self.shelf = None
+            self.graph_entries = None
             return make()

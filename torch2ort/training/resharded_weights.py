@@ -38,7 +38,7 @@ class MovingFeeds:
             return needed
         return ()
 
-    def look(self, saved: Saved, needed: Collection[int], copied: Collection[int]) -> None:
+    def check_moved(self, saved: Saved, needed: Collection[int], copied: Collection[int]) -> None:
         """Compare the addresses of the feeds in forward with those in backward.
 
         Args:

@@ -13,7 +13,7 @@ import onnx
 import torch
 
 from torch2ort.cache.key.key import Key, Unkeyable
-from torch2ort.cache.store.graph_entries import Kept
+from torch2ort.cache.store.graph_entries import EntryContent
 from torch2ort.differentiate.grad_reachability import Reach
 from torch2ort.exports.function_lookup import bind_places, places_of
 from torch2ort.graph.graph_traversal import load_sites
@@ -59,7 +59,7 @@ class ForwardPlan:
     read_outputs: tuple[int, ...]
     conditions: Mapping[str, str] = field(default_factory=dict)
 
-    def stored(self, key: Key) -> Kept:
+    def stored(self, key: Key) -> EntryContent:
         """Return the plan in the cache's form.
 
         Args:
@@ -88,10 +88,10 @@ class ForwardPlan:
             "functions": places_of(self.half.calls, key),
         }
         files = {f"constant_{i}": _bytes(constant.value) for i, constant in enumerate(constants)}
-        return Kept(data, {_FORWARD: self.half.proto.SerializeToString(), **files})
+        return EntryContent(data, {_FORWARD: self.half.proto.SerializeToString(), **files})
 
     @classmethod
-    def loaded(cls, kept: Kept, key: Key) -> ForwardPlan:
+    def loaded(cls, kept: EntryContent, key: Key) -> ForwardPlan:
         """Load the result of :meth:`stored`.
 
         Raises:
@@ -136,7 +136,7 @@ class BackwardPlan:
     given: tuple[int, ...]
     gradients: dict[int, int]
 
-    def stored(self, forward: ForwardPlan, key: Key) -> Kept:
+    def stored(self, forward: ForwardPlan, key: Key) -> EntryContent:
         """Return the plan in the cache's form.
 
         Args:
@@ -153,14 +153,14 @@ class BackwardPlan:
             "functions": {},
         }
         if self.half is None:
-            return Kept(data, {})
+            return EntryContent(data, {})
         names = {site.key: name for name, site in forward.half.calls.items()}
         data["derivatives"] = {node: names[site.key] for node, site in self.half.derivatives.items()}
         data["functions"] = places_of(self.half.calls, key)
-        return Kept(data, {_BACKWARD: self.half.proto.SerializeToString()})
+        return EntryContent(data, {_BACKWARD: self.half.proto.SerializeToString()})
 
     @classmethod
-    def loaded(cls, kept: Kept, forward: ForwardPlan, key: Key) -> BackwardPlan:
+    def loaded(cls, kept: EntryContent, forward: ForwardPlan, key: Key) -> BackwardPlan:
         """Load the result of :meth:`stored`.
 
         Raises:

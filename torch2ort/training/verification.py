@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from torch2ort import io_schema
-from torch2ort.capture.plain_tensors import ordinary, ordinary_tensors
-from torch2ort.effects import EffectError, Watched
+from torch2ort.capture.plain_tensors import as_plain_leaf, plain_leaf_tensors
+from torch2ort.effects import EffectError, SideEffectRecorder
 from torch2ort.errors import EngineError
 from torch2ort.graph.identical_inputs import as_passed, identical
-from torch2ort.pythonop.abstract_run.object_rollback import Generators, untouched
+from torch2ort.pythonop.abstract_run.object_rollback import Generators, restoring_state
 from torch2ort.pythonop.abstract_run.object_snapshot import Snapshot
-from torch2ort.pythonop.abstract_run.tensor_rollback import Undone
+from torch2ort.pythonop.abstract_run.tensor_rollback import TensorRollback
 
 RTOL = 1e-3
 ATOL = 1e-5
@@ -42,9 +42,9 @@ class Verification:
         schema: io_schema.Schema,
         tensors: Sequence[torch.Tensor],
     ) -> None:
-        with ordinary_tensors(model):
+        with plain_leaf_tensors(model):
             eager = copy.deepcopy(model)
-        copies = [ordinary(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+        copies = [as_plain_leaf(t).detach().clone().requires_grad_(t.requires_grad) for t in tensors]
         self._inputs = as_passed(copies, identical(tensors))
         args, kwargs = signature.unbind(io_schema.unflatten(self._inputs, schema))
         held = Snapshot([(type(eager).__name__, eager)], code=False).values()
@@ -52,8 +52,8 @@ class Verification:
         # Effects of forward on objects and tensors outside of the copy are undone.
         with (
             torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-            Undone(self._own),
-            Watched(eager, None, left=True) as watched,
+            TensorRollback(self._own),
+            SideEffectRecorder(eager, None, left=True) as watched,
         ):
             outputs: Any = eager.forward(*args, **kwargs)
             with contextlib.suppress(EffectError):  # effects of Functions are not compared
@@ -114,8 +114,8 @@ class Verification:
         try:
             with (
                 torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-                untouched(type(self._eager).__name__, self._eager, code=True),
-                Undone(self._own),
+                restoring_state(type(self._eager).__name__, self._eager, code=True),
+                TensorRollback(self._own),
             ):
                 found: Sequence[torch.Tensor | None] = torch.autograd.grad(
                     outputs, inputs, grad_outputs, allow_unused=True, retain_graph=True

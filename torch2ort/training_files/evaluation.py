@@ -13,7 +13,7 @@ from torch2ort.errors import ExportError
 from torch2ort.exports.build import build
 from torch2ort.options import Options
 from torch2ort.pythonop import Site
-from torch2ort.runtime.workarounds import exact
+from torch2ort.runtime.workarounds import apply_exact_workarounds
 from torch2ort.training_files.lowered_step import named
 from torch2ort.training_files.onnx_target import plain_target
 
@@ -63,6 +63,6 @@ def without_gradients(
     }
     wanted = [name if name in state else f"constant.{name}" for name in origins.values()]
     outputs = list(graph.outputs) if results is None else results
-    made = ir.from_proto(exact(graph.proto))
+    made = ir.from_proto(apply_exact_workarounds(graph.proto))
     proto = named(made, [*graph.inputs, *wanted], outputs, constants, bool(graph.sites))
     return proto, taken, [value.name for value in proto.graph.output]

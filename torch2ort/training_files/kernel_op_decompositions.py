@@ -15,7 +15,7 @@ aten = torch.ops.aten
 _Parts = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
-def take_apart(graph: torch.fx.Graph) -> None:
+def decompose_kernel_ops(graph: torch.fx.Graph) -> None:
     """Replace these operators by others, before autograd differentiates the graph.
 
     Args:

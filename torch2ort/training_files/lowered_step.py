@@ -16,10 +16,10 @@ from torch2ort.errors import ExportError
 from torch2ort.graph.file_form import forget_unused_domains
 from torch2ort.graph.graph_traversal import FORWARD_ATTRIBUTE
 from torch2ort.graph.lowered_graph import Lowered
-from torch2ort.program.effect_order import keep_behind
+from torch2ort.program.effect_order import order_after
 from torch2ort.program.target import Target
 from torch2ort.pythonop import Site
-from torch2ort.runtime.workarounds import exact
+from torch2ort.runtime.workarounds import apply_exact_workarounds
 from torch2ort.symbolics.value_names import name_interface
 from torch2ort.training_files.step_graph import StepGraph
 
@@ -74,7 +74,7 @@ def lower_step(made: StepGraph, target: Target, functions: dict[str, Site]) -> P
     model = ir.from_proto(lowered.proto)
     _tie_derivatives(model.graph, lowered)
     return Part(
-        exact(ir.to_proto(model)),
+        apply_exact_workarounds(ir.to_proto(model)),
         tuple(made.inputs),
         tuple(made.outputs),
         made.constants,
@@ -125,7 +125,7 @@ def _tie_derivatives(graph: ir.Graph, lowered: Lowered) -> None:
     for node in graph:
         if node.name in pairs:
             node.attributes.add(ir.AttrString(FORWARD_ATTRIBUTE, pairs[node.name]))
-    keep_behind(graph, pairs)
+    order_after(graph, pairs)
 
 
 def _tensor(value: torch.Tensor, name: str) -> ir.TensorProtocol:

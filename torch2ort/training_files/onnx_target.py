@@ -38,7 +38,7 @@ def plain_target(opset: int | None, *, is_step: bool, training: bool = False) ->
         can_run=can_run,
         gradients=GradientRules(
             source=GradientSource.HALVES if is_step else GradientSource.NOWHERE,
-            whole=frozenset({aten.gelu.default}),
+            not_decomposed=frozenset({aten.gelu.default}),
             decompositions=_with_derivatives,
         ),
         has_kernels=False,

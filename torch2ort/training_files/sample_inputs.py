@@ -9,7 +9,7 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.capture.dim_specs import flat_dim_specs
-from torch2ort.capture.plain_tensors import ordinary, refuse_tensors
+from torch2ort.capture.plain_tensors import as_plain_leaf, refuse_tensors
 from torch2ort.capture.sample_call import Call
 from torch2ort.capture.torch_modes import Modes
 from torch2ort.errors import ExportError, SchemaError
@@ -74,7 +74,7 @@ def _bound(function: Callable[..., Any], sample: Any, dynamic_shapes: Any) -> tu
     tensors, schema = io_schema.flatten(bound)
     refuse_tensors(tensors, schema)
     specs = flat_dim_specs(bound, dynamic_shapes, len(tensors))
-    return Call(signature, [ordinary(t) for t in tensors], schema, Modes.now(), specs), tensors
+    return Call(signature, [as_plain_leaf(t) for t in tensors], schema, Modes.now(), specs), tensors
 
 
 def _apart(value: Any, path: str) -> Any:

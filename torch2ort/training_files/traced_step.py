@@ -22,7 +22,7 @@ from torch2ort.program.target import GradientRules, GradientSource
 from torch2ort.program.traced_program import Constant, TracedProgram
 from torch2ort.sizes.unbacked_sizes import Conditions
 from torch2ort.training.ort_targets import target_of
-from torch2ort.training_files.kernel_op_decompositions import take_apart
+from torch2ort.training_files.kernel_op_decompositions import decompose_kernel_ops
 from torch2ort.training_files.module_with_loss import WithLoss
 from torch2ort.training_files.recurrent import unroll
 from torch2ort.training_files.sdpa_decomposition import write_out
@@ -110,7 +110,7 @@ def _unrolled(source: TracedProgram) -> TracedProgram:
     program = copy.deepcopy(source.graph_module)
     unroll(program.graph)
     write_out(program.graph)
-    take_apart(program.graph)
+    decompose_kernel_ops(program.graph)
     return replace(source, graph_module=program)
 
 

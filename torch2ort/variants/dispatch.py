@@ -20,8 +20,8 @@ from torch2ort.pythonop.native import native
 from torch2ort.support.startup_timing import DIFFERENTIATE, TRACE, Startup
 from torch2ort.support.user_warnings import warn
 from torch2ort.variants.export_variant import export_variant
-from torch2ort.variants.guarded_state import Assumed, Assumptions
-from torch2ort.variants.module_call import Direct
+from torch2ort.variants.guarded_state import GuardedState, GuardedStates
+from torch2ort.variants.module_call import TensorCallForm
 from torch2ort.variants.shape_variants import Shapes, Variant
 
 # A call's schema, the inputs that require gradients, PyTorch's modes, the inputs that are lifted numbers, and
@@ -42,16 +42,16 @@ class _Last(NamedTuple):
         variant: the graph.
     """
 
-    direct: Direct | None
+    direct: TensorCallForm | None
     schema: io_schema.Schema
     form: bytes
     modes: Modes
-    assumed: Assumed
+    assumed: GuardedState
     variant: Variant
 
-    def again(
+    def select_repeated(
         self, tensors: list[torch.Tensor], modes: Modes
-    ) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
+    ) -> tuple[list[torch.Tensor], GuardedState, Variant] | None:
         """Return the graph for a call of the same structure with these tensors, ``None`` if more differs.
 
         The graph comes with the tensors to feed and the model's state.
@@ -65,7 +65,7 @@ class _Last(NamedTuple):
         return None
 
 
-class Choice:
+class VariantSelector:
     """The graphs of a model, and the choice among them.
 
     Args:
@@ -74,14 +74,14 @@ class Choice:
         startup: receives the time of exports.
 
     Attributes:
-        assumptions: the states of the model and its context for which graphs are valid.
+        guarded_states: the states of the model and its context for which graphs are valid.
     """
 
     def __init__(self, model: torch.nn.Module, options: Options, startup: Startup) -> None:
         self._model = model
         self._options = options
         self._startup = startup
-        self.assumptions = Assumptions(
+        self.guarded_states = GuardedStates(
             model, trust=options.guards == "trust", inlines_functions=options.is_on("inline_functions")
         )
         # The schemas with their constants seen so far, by all else that a graph depends on.
@@ -91,37 +91,37 @@ class Choice:
         self._with_constants: set[io_schema.Schema] = set()
         self._last: _Last | None = None
 
-    def directly(
+    def select_unbound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes
-    ) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
-        """Do the same as :meth:`again` for unbound arguments; ``None`` unless all of them are tensors."""
+    ) -> tuple[list[torch.Tensor], GuardedState, Variant] | None:
+        """Do the same as :meth:`select_repeated` for unbound arguments; ``None`` if any is no tensor."""
         last = self._last
         if last is None or last.direct is None:
             return None
         tensors = last.direct.tensors(args, kwargs)
-        return None if tensors is None else last.again(tensors, modes)
+        return None if tensors is None else last.select_repeated(tensors, modes)
 
-    def again(self, call: Call) -> tuple[list[torch.Tensor], Assumed, Variant] | None:
-        """Do the same as :meth:`of` for a call of the same form as the last one; ``None`` for others."""
+    def select_repeated(self, call: Call) -> tuple[list[torch.Tensor], GuardedState, Variant] | None:
+        """Do the same as :meth:`select` for a call of the same form as the last one; ``None`` for others."""
         last = self._last
         if last is None or call.schema is not last.schema:
             return None
-        return last.again(call.tensors, call.modes)
+        return last.select_repeated(call.tensors, call.modes)
 
-    def note(
+    def record_form(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any], call: Call
     ) -> None:
-        """Record the form of the arguments of the call that was passed to :meth:`of`."""
+        """Record the form of the arguments of the call that was passed to :meth:`select`."""
         last = self._last  # which another thread may replace meanwhile
         if last is not None and last.schema is call.schema:
-            self._last = last._replace(direct=Direct.of(args, kwargs, bound, call))
+            self._last = last._replace(direct=TensorCallForm.of(args, kwargs, bound, call))
 
-    def of(self, call: Call) -> tuple[list[torch.Tensor], Assumed, Variant]:
+    def select(self, call: Call) -> tuple[list[torch.Tensor], GuardedState, Variant]:
         """Return the tensors to feed, the present state and its graph, for varying numbers if possible."""
         if not call.schema.constants:
             return self._noted(call)
         tensors, schema, numbers = self._numbers.lift(call.tensors, call.schema)
-        if numbers and call.schema not in self._with_constants and not self.assumptions.asks_types:
+        if numbers and call.schema not in self._with_constants and not self.guarded_states.asks_types:
             try:
                 assumed, variant = self._variant(
                     call._replace(tensors=tensors, schema=schema, numbers=numbers)
@@ -139,24 +139,24 @@ class Choice:
         self._with_constants.add(call.schema)
         return self._noted(call)
 
-    def _noted(self, call: Call) -> tuple[list[torch.Tensor], Assumed, Variant]:
-        """Do the same as :meth:`of`; save the result for :meth:`again` if code reads only tensors' form."""
+    def _noted(self, call: Call) -> tuple[list[torch.Tensor], GuardedState, Variant]:
+        """Do the same as :meth:`select`; save it for :meth:`select_repeated` if code reads only forms."""
         assumed, variant = self._variant(call)
-        form = None if self.assumptions.reads_memory else native.form(call.tensors, torch.nn.Parameter)
+        form = None if self.guarded_states.reads_memory else native.form(call.tensors, torch.nn.Parameter)
         self._last = None
         if form is not None:
             self._last = _Last(None, call.schema, form, call.modes, assumed, variant)
         return call.tensors, assumed, variant
 
-    def _variant(self, call: Call) -> tuple[Assumed, Variant]:
+    def _variant(self, call: Call) -> tuple[GuardedState, Variant]:
         tensors, schema, same = call.tensors, call.schema, identical(call.tensors)
         key = schema, tuple([t.requires_grad for t in tensors]), call.modes, call.numbers, same
-        assumed, count = self.assumptions.now(key, tensors, schema)
+        assumed, count = self.guarded_states.now(key, tensors, schema)
         if count == 1:
             self._warn_of_constants(key)
         elif count == _MANY_SETTINGS:
             self._warn(
-                f"{self.assumptions.change} changes from call to call, and each of its values gets a "
+                f"{self.guarded_states.change} changes from call to call, and each of its values gets a "
                 f"graph of its own, {count} so far. Pass what varies as a tensor, or keep it out of the model"
             )
         shapes: Shapes = tuple([t.shape for t in tensors])
@@ -166,16 +166,16 @@ class Choice:
         return self._exported(key, call._replace(same=same), shapes)
 
     @exclusive.looking()
-    def _exported(self, key: _Key, call: Call, shapes: Shapes) -> tuple[Assumed, Variant]:
+    def _exported(self, key: _Key, call: Call, shapes: Shapes) -> tuple[GuardedState, Variant]:
         """Export the graph for :meth:`_variant`, unless another thread did so while this one waited."""
         tensors, schema = call.tensors, call.schema
-        assumed, _ = self.assumptions.now(key, tensors, schema)
+        assumed, _ = self.guarded_states.now(key, tensors, schema)
         variant = assumed.family.find(shapes)
         if variant is None:
-            found = functools.partial(self.assumptions.for_key, assumed, tensors, schema)
+            found = functools.partial(self.guarded_states.for_key, assumed, tensors, schema)
             with self._startup.recording(TRACE):
                 variant = export_variant(self._model, self._options, assumed.family, call, shapes, found)
-            self.assumptions.after_export(assumed, tensors, schema, variant.program.effects.unread)
+            self.guarded_states.after_export(assumed, tensors, schema, variant.program.effects.unread)
         return assumed, variant
 
     def _warn_of_constants(self, key: _Key) -> None:

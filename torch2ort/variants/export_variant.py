@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from torch2ort.cache.key.key import Dependencies, named_tensors, tensor_of
-from torch2ort.capture.plain_tensors import ordinary
+from torch2ort.capture.plain_tensors import as_plain_leaf
 from torch2ort.capture.sample_call import Call, DimSpec, Purpose
 from torch2ort.errors import ExportError
 from torch2ort.exports.build import build
@@ -56,7 +56,7 @@ def export_variant(
     variant = _for_varying_sizes(export, family, call, shapes)
     if variant is None:
         variant = _for_these_sizes(export, call)
-    variant.program.effects.take()
+    variant.program.effects.apply_one_time_writes()
     family.variants.append(variant)
     family.by_shapes[shapes] = variant
     return variant
@@ -114,7 +114,7 @@ def _variant(
 ) -> Variant:
     tensors, modes = call.tensors, call.modes
     # New tensors for each attempt: a failing torch.export leaves marks on them.
-    samples = [ordinary(t) for t in tensors]
+    samples = [as_plain_leaf(t) for t in tensors]
     trained = modes.gradients and any(
         t.requires_grad for t in (*samples, *model.parameters(), *model.buffers())
     )

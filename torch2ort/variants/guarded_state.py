@@ -15,16 +15,16 @@ import torch
 
 from torch2ort import io_schema
 from torch2ort.cache.key.export_lock import exclusive
-from torch2ort.cache.key.guards import Armed, Change, Written
+from torch2ort.cache.key.guards import ActiveGuards, Change, FunctionWrittenPlaces
 from torch2ort.cache.key.key import Dependencies, Unkeyable, dependencies, named_tensors
-from torch2ort.cache.key.write_only_state import NOTHING, Unread
+from torch2ort.cache.key.write_only_state import NOTHING, WriteOnlyState
 from torch2ort.errors import ExportError
 from torch2ort.sizes.memory_layout import memory_form
 from torch2ort.variants.shape_variants import Family
 
 
 @dataclass(eq=False)
-class Assumed:
+class GuardedState:
     """One state, and the graphs made from it.
 
     Attributes:
@@ -37,18 +37,18 @@ class Assumed:
     """
 
     found: Dependencies | None
-    written: Written
-    unread: Unread = NOTHING
+    written: FunctionWrittenPlaces
+    unread: WriteOnlyState = NOTHING
     family: Family = field(default_factory=Family)
     states: list[Dependencies] = field(init=False)
-    guards: Armed = field(init=False)
+    guards: ActiveGuards = field(init=False)
 
     def __post_init__(self) -> None:
         assert self.found is not None
         self.states = [replace(self.found, walk=None)]
-        self.guards = self.found.armed(self.written)
+        self.guards = self.found.arm_guards(self.written)
 
-    def is_made_from(self, found: Dependencies) -> bool:
+    def matches(self, found: Dependencies) -> bool:
         """Return True if ``found`` is an equal state."""
         return any(not found.changes(state, self.written) for state in self.states)
 
@@ -65,7 +65,7 @@ class _FunctionsRun:
 
     __slots__ = ("_before", "_exports", "_guards")
 
-    def __init__(self, guards: Armed) -> None:
+    def __init__(self, guards: ActiveGuards) -> None:
         self._guards = guards
 
     def __enter__(self) -> None:
@@ -80,7 +80,7 @@ class _FunctionsRun:
                 self._guards.note_written(changed, self._before)
 
 
-class Assumptions:
+class GuardedStates:
     """The states of a model that graphs were made from.
 
     Args:
@@ -99,9 +99,9 @@ class Assumptions:
         self._reads_strides = self._reads_offsets = False
         # True if code may read the exact type of a value, or check which tensors are parameters.
         self.asks_types = self._asks_parameters = False
-        self._known: dict[Hashable, list[Assumed]] = {}
-        self._written = Written()
-        self._tensors: tuple[Armed, int, tuple[str, ...], list[torch.Tensor]] | None = None
+        self._known: dict[Hashable, list[GuardedState]] = {}
+        self._written = FunctionWrittenPlaces()
+        self._tensors: tuple[ActiveGuards, int, tuple[str, ...], list[torch.Tensor]] | None = None
         # The guard that failed when a state was found for the first time.
         self.change: Change | None = None
 
@@ -112,7 +112,7 @@ class Assumptions:
 
     def now(
         self, key: Hashable, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
-    ) -> tuple[Assumed, int]:
+    ) -> tuple[GuardedState, int]:
         """Return the present state of the model.
 
         Args:
@@ -140,11 +140,15 @@ class Assumptions:
 
     @exclusive.looking()
     def _walked(
-        self, key: Hashable, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, known: list[Assumed]
-    ) -> tuple[Assumed, int]:
-        walked: list[tuple[Unread, Dependencies]] = []
+        self,
+        key: Hashable,
+        tensors: Sequence[torch.Tensor],
+        schema: io_schema.Schema,
+        known: list[GuardedState],
+    ) -> tuple[GuardedState, int]:
+        walked: list[tuple[WriteOnlyState, Dependencies]] = []
 
-        def walk(unread: Unread) -> Dependencies:
+        def walk(unread: WriteOnlyState) -> Dependencies:
             found = next((found for known, found in walked if known == unread), None)
             if found is None:
                 found = self._walk(tensors, schema, unread)
@@ -160,14 +164,14 @@ class Assumptions:
             known = self._under(key, tensors)
         for position, assumed in enumerate(known):
             found = walk(assumed.unread)
-            if assumed.is_made_from(found):
-                assumed.guards, assumed.found = found.armed(self._written), None
+            if assumed.matches(found):
+                assumed.guards, assumed.found = found.arm_guards(self._written), None
                 known.insert(0, known.pop(position))
                 return assumed, 0
-        known.insert(0, Assumed(walk(NOTHING), self._written))
+        known.insert(0, GuardedState(walk(NOTHING), self._written))
         return known[0], len(known)
 
-    def _under(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> list[Assumed]:
+    def _under(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> list[GuardedState]:
         """Return the states to choose from, the last used first."""
         strides, offset = self._reads_strides, self._reads_offsets
         memory = tuple([memory_form(tensor, strides=strides, offset=offset) for tensor in tensors])
@@ -176,7 +180,11 @@ class Assumptions:
 
     @exclusive.looking()
     def after_export(
-        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
+        self,
+        assumed: GuardedState,
+        tensors: Sequence[torch.Tensor],
+        schema: io_schema.Schema,
+        unread: WriteOnlyState,
     ) -> None:
         """Accept changes made by the trace itself as the same state: it runs forward, which may write.
 
@@ -193,14 +201,14 @@ class Assumptions:
             # Other parts of the walk's result count as state.
             found = self._walk(tensors, schema, unread)
             assumed.states, assumed.unread = [replace(found, walk=None)], unread
-            assumed.guards = found.armed(self._written)
+            assumed.guards = found.arm_guards(self._written)
         elif assumed.states[0].is_partial or assumed.guards.accept() is not None:
             found = self._walk(tensors, schema, unread)
             assumed.states.append(replace(found, walk=None))
-            assumed.guards = found.armed(self._written)
+            assumed.guards = found.arm_guards(self._written)
 
     def for_key(
-        self, assumed: Assumed, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
+        self, assumed: GuardedState, tensors: Sequence[torch.Tensor], schema: io_schema.Schema
     ) -> Dependencies:
         """Return all dependencies of a graph of the present state, for the key of the export cache.
 
@@ -213,7 +221,7 @@ class Assumptions:
             return assumed.found
         return self._walk(tensors, schema, NOTHING)
 
-    def weights(self, assumed: Assumed) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+    def weights(self, assumed: GuardedState) -> tuple[tuple[str, ...], list[torch.Tensor]]:
         """Return the names of the model's parameters and buffers, and their present tensors.
 
         ``assumed`` is the present state. The tuple is the same object as long as the tensors are the same.
@@ -228,7 +236,7 @@ class Assumptions:
         return kept[2], kept[3]
 
     def _walk(
-        self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: Unread
+        self, tensors: Sequence[torch.Tensor], schema: io_schema.Schema, unread: WriteOnlyState
     ) -> Dependencies:
         try:
             found = dependencies(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch2ort.capture.sample_call import Call
 
 
-class Direct(NamedTuple):
+class TensorCallForm(NamedTuple):
     """The form of a call whose arguments are tensors alone: another call of this form needs no binding.
 
     Attributes:
@@ -24,7 +24,7 @@ class Direct(NamedTuple):
     @classmethod
     def of(
         cls, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any], call: Call
-    ) -> Direct | None:
+    ) -> TensorCallForm | None:
         """Return the form of a call; ``None`` if it passes anything but tensors, or one of them twice.
 
         Args:

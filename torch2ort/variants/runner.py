@@ -19,14 +19,14 @@ from torch2ort.exported_model import ExportedModel
 from torch2ort.log import apply_level
 from torch2ort.options import Options
 from torch2ort.program.program import Program
-from torch2ort.support.later import Later
+from torch2ort.support.lazy import Lazy
 from torch2ort.support.startup_timing import DIFFERENTIATE, FIRST_RUN, Startup
 from torch2ort.training import autograd_function
 from torch2ort.training.verification import Verification
-from torch2ort.variants.dispatch import Choice
-from torch2ort.variants.guarded_state import Assumed
-from torch2ort.variants.parallel.deepspeed import Parted, parted_by_deepspeed
-from torch2ort.variants.parallel.fsdp import gathered, may_be_parted, sharded_below
+from torch2ort.variants.dispatch import VariantSelector
+from torch2ort.variants.guarded_state import GuardedState
+from torch2ort.variants.parallel.deepspeed import DeepSpeedModel, deepspeed_model
+from torch2ort.variants.parallel.fsdp import gathered, has_process_group, sharded_below
 from torch2ort.variants.profile import Profile
 from torch2ort.variants.shape_variants import Variant
 
@@ -44,7 +44,7 @@ class Runner:
             its own ORTModule, as inside of accelerate's autocast; the other attributes change in every call.
     """
 
-    hidden_forward: Later[Callable[..., Any]]
+    hidden_forward: Lazy[Callable[..., Any]]
     counted_in_keys = frozenset({"model", "options"})
 
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
@@ -55,7 +55,7 @@ class Runner:
         self._own_forward = model.__dict__.get("forward")
         self._signature = io_schema.Signature.of(model.forward)
         self.startup = Startup(type(model).__name__)
-        self._choice = Choice(model, options, self.startup)
+        self._selector = VariantSelector(model, options, self.startup)
         self._last_schema: io_schema.Schema | None = None
         self.profile: Profile | None = None
         self._watched: dict[int, Variant] = {}
@@ -69,43 +69,43 @@ class Runner:
         """Return the model's outputs for these arguments."""
         if not _in_usual_surroundings():
             _refuse_surroundings()
-        if torch.compiler.is_exporting() or not may_be_parted():
+        if torch.compiler.is_exporting() or not has_process_group():
             # While a model that contains this one is exported, the weights of all of it are gathered.
             return self._run(args, kwargs, None)
-        modules, parted = sharded_below(self.model), parted_by_deepspeed(self.model)
+        modules, parted = sharded_below(self.model), deepspeed_model(self.model)
         if not modules and parted is None:
             return self._run(args, kwargs, None)
-        with gathered(modules), parted.whole() if parted else nullcontext():
+        with gathered(modules), parted.gathered() if parted else nullcontext():
             return self._run(args, kwargs, parted)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], parted: Parted | None) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], parted: DeepSpeedModel | None) -> Any:
         if self.model.__dict__.get("forward") is not self._own_forward:
             self._own_forward = self.model.__dict__.get("forward")
             self._signature = io_schema.Signature.of(self.model.forward)
         modes = Modes.now()
-        directly = self._choice.directly(args, kwargs, modes)
-        if directly is not None:
-            return self._served(directly, None, modes, {}, parted)
+        unbound = self._selector.select_unbound(args, kwargs, modes)
+        if unbound is not None:
+            return self._served(unbound, None, modes, {}, parted)
         bound = self._signature.bind(args, kwargs)
         tensors, schema = self._flatten(bound)
         call = Call(self._signature, tensors, schema, modes)
-        chosen = self._choice.again(call)
+        chosen = self._selector.select_repeated(call)
         if chosen is None:
             if not are_plain(tensors) and any(isinstance(tensor, private.TRACED) for tensor in tensors):
                 # In the export of a model that contains this one, the wrapped module is called.
                 return self.model.forward(*args, **kwargs)
             refuse_tensors(tensors, schema)
-            chosen = self._choice.of(call)
-            self._choice.note(args, kwargs, bound, call)
+            chosen = self._selector.select(call)
+            self._selector.record_form(args, kwargs, bound, call)
         return self._served(chosen, call, modes, bound, parted)
 
     def _served(
         self,
-        chosen: tuple[list[torch.Tensor], Assumed, Variant],
+        chosen: tuple[list[torch.Tensor], GuardedState, Variant],
         call: Call | None,
         modes: Modes,
         bound: dict[str, Any],
-        parted: Parted | None,
+        parted: DeepSpeedModel | None,
     ) -> Any:
         """Return the model's outputs for a call.
 
@@ -117,7 +117,7 @@ class Runner:
             parted: DeepSpeed's changes to the model.
         """
         tensors, assumed, variant = chosen
-        names, weights = self._choice.assumptions.weights(assumed)
+        names, weights = self._selector.guarded_states.weights(assumed)
         self._served_by = variant
         program = variant.program
         if program.writer is not None and private.in_checkpoint():
@@ -129,8 +129,8 @@ class Runner:
         if self.profile is not None and variant.fetches:
             fetched = self._profiled(self.profile, variant, assumed, verification, feeds)
         elif variant.started:
-            if self.startup.expects_more:
-                self.startup.tell()
+            if self.startup.awaits_other_half:
+                self.startup.log()
             fetched = _fetched(variant, assumed, verification, feeds)
         else:
             fetched = self._first_run(variant, assumed, verification, feeds)
@@ -147,7 +147,7 @@ class Runner:
             verification.check_outputs(outputs)
         returned = len(program.interface.outputs.leaves)
         if program.effects:
-            program.effects.leave(outputs[returned:])
+            program.effects.apply(outputs[returned:])
             assumed.guards.accept_entries(program.effects.owners)
         return program.interface.result(bound, outputs[:returned])
 
@@ -155,7 +155,7 @@ class Runner:
         self,
         profile: Profile,
         variant: Variant,
-        assumed: Assumed,
+        assumed: GuardedState,
         verification: Verification | None,
         feeds: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
@@ -169,14 +169,14 @@ class Runner:
                 with self.startup.recording(DIFFERENTIATE):
                     variant.training_engine()
             with profile.tracer.tracing():
-                self._watched[id(variant)] = variant.anew()
+                self._watched[id(variant)] = variant.with_new_sessions()
         with profile.tracer.tracing():
             return _fetched(self._watched[id(variant)], assumed, verification, feeds)
 
     def _first_run(
         self,
         variant: Variant,
-        assumed: Assumed,
+        assumed: GuardedState,
         verification: Verification | None,
         feeds: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
@@ -184,8 +184,8 @@ class Runner:
         with self.startup.recording(FIRST_RUN):
             fetched = _fetched(variant, assumed, verification, feeds)
         variant.started = True
-        if not self.startup.expects_more:
-            self.startup.tell()
+        if not self.startup.awaits_other_half:
+            self.startup.log()
         return fetched
 
     def watch(self, steps: int) -> Profile:
@@ -226,7 +226,7 @@ def _write_back(
 
 
 def _fetched(
-    variant: Variant, assumed: Assumed, verification: Verification | None, feeds: Sequence[torch.Tensor]
+    variant: Variant, assumed: GuardedState, verification: Verification | None, feeds: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Run a graph once, and return its outputs in the order of its fetches."""
     if not variant.fetches:

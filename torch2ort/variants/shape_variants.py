@@ -12,7 +12,7 @@ from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.capture.sample_call import DimSpec
 from torch2ort.exported_model import ExportedModel
 from torch2ort.graph.graph import with_outputs
-from torch2ort.log import quiet
+from torch2ort.log import suppress_libraries
 from torch2ort.options import Options
 from torch2ort.program.program import Program
 from torch2ort.pythonop.autocast import off
@@ -114,16 +114,16 @@ class Variant:
         """True if a size that the graph accepts varies."""
         return any(isinstance(size, str) for dims in self.program.interface.sizes.dims for size in dims)
 
-    def anew(self) -> Variant:
+    def with_new_sessions(self) -> Variant:
         """Return the same graph with a new engine, whose sessions are created now; this one keeps its own."""
         with off():
-            training = None if self._training is None else self._training.anew()
+            training = None if self._training is None else self._training.with_new_sessions()
         return replace(self, _training=training, _inference=None)
 
     def training_engine(self) -> Engine:
         """Return the engine that computes gradients, too; build it at the first call."""
         if self._training is None:
-            with exclusive.looking(), phase(DIFFERENTIATE), quiet(), off():
+            with exclusive.looking(), phase(DIFFERENTIATE), suppress_libraries(), off():
                 # Another thread may have built it while this one waited.
                 if self._training is None:
                     self._training = engine_of(self.program, self.requires_grad, self.options)
@@ -140,7 +140,7 @@ class Variant:
     def inference_engine(self) -> InferenceEngine:
         """Return the engine that runs forward only; build it at the first call."""
         if self._inference is None:
-            with exclusive.looking(), quiet(), off():
+            with exclusive.looking(), suppress_libraries(), off():
                 if self._inference is None:
                     self._inference = inference_engine_of(self.program, self.options)
         return self._inference

@@ -21,7 +21,7 @@ import pytest
 
 from torch2ort.cache.key.key import Key
 from torch2ort.cache.store import manifest as _manifest
-from torch2ort.cache.store.graph_entries import Kept, Shelf
+from torch2ort.cache.store.graph_entries import EntryContent, GraphEntries
 from torch2ort.cache.store.manifest import Manifest, sha256
 from torch2ort.cache.store.store import RefusedError, Store, manifest_of
 from torch2ort.errors import Torch2OrtWarning
@@ -272,18 +272,18 @@ def exit_code(child: int) -> int:
 
 
 def test_eight_processes_make_an_entry_once(store, tmp_path):
-    shelf = Shelf(store, Key.of("Net", {"opset": "18"}))
+    graph_entries = GraphEntries(store, Key.of("Net", {"opset": "18"}))
     made, read = tmp_path / "made", tmp_path / "read"
     read.mkdir()
 
     def obtain() -> None:
-        def make() -> Kept:
+        def make() -> EntryContent:
             time.sleep(0.3)
             with made.open("a") as stream:
                 stream.write(f"{os.getpid()}\n")
-            return Kept({"by": os.getpid()}, CONTENT)
+            return EntryContent({"by": os.getpid()}, CONTENT)
 
-        kept = shelf.obtain("gradient graph", {}, make)
+        kept = graph_entries.obtain("gradient graph", {}, make)
         assert kept.files == CONTENT
         (read / str(os.getpid())).write_text(str(kept.data["by"]))
 

@@ -13,9 +13,9 @@ import torch
 from torch.autograd import Function
 
 import torch2ort
-from tests.support.callable_module import Around
+from tests.support.callable_module import CallableModule
 from tests.support.comparison import assert_same, assert_trains_like_eager
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.pythonop.abstract_run import forward_probe
 
 
@@ -109,15 +109,15 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", thinned(CALLS.values(), 2), ids=CALLS)
+@pytest.mark.parametrize("call", sample_cases(CALLS.values(), 2), ids=CALLS)
 def test_it_trains_like_eager_on_other_values_and_sizes(call):
     batches = [(torch.randn(n, 4),) for n in (3, 3, 5)]
-    assert_trains_like_eager(Around(call), batches, lr=0.01, steps=3)
+    assert_trains_like_eager(CallableModule(call), batches, lr=0.01, steps=3)
 
 
 @pytest.mark.parametrize("name", ["item", "cholesky", "size"])
 def test_it_is_exported(name):
-    model = Around(CALLS[name]).eval()
+    model = CallableModule(CALLS[name]).eval()
     exported = torch2ort.export(model, torch.randn(3, 4))
     for _ in range(2):
         x = torch.randn(3, 4)
@@ -125,7 +125,7 @@ def test_it_is_exported(name):
 
 
 def test_sizes_that_do_not_depend_on_values_are_known():
-    exported = torch2ort.export(Around(CALLS["item"]).eval(), torch.randn(3, 4))
+    exported = torch2ort.export(CallableModule(CALLS["item"]).eval(), torch.randn(3, 4))
     shapes = {
         v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in exported.proto.graph.value_info
     }
@@ -201,14 +201,14 @@ SIZES_NEEDED = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(SIZES_NEEDED, 2, start=1))
+@pytest.mark.parametrize("name", sample_cases(SIZES_NEEDED, 2, start=1))
 def test_code_that_needs_sizes_of_what_runs_on_real_tensors_only_trains_like_eager(name):
     batches = [(torch.randn(n, 4),) for n in (3, 3, 5)]
-    assert_trains_like_eager(Around(SIZES_NEEDED[name]), batches, lr=0.01, steps=3)
+    assert_trains_like_eager(CallableModule(SIZES_NEEDED[name]), batches, lr=0.01, steps=3)
 
 
 def test_a_file_holds_the_sizes_that_were_needed(tmp_path):
-    model = Around(broadcast).eval()
+    model = CallableModule(broadcast).eval()
     exported = torch2ort.export(model, torch.randn(3, 4), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
     exported.save(tmp_path / "model.onnx")
     loaded = torch2ort.load(tmp_path / "model.onnx", functions=[ByNumpy])
@@ -217,7 +217,7 @@ def test_a_file_holds_the_sizes_that_were_needed(tmp_path):
 
 
 def test_another_size_than_the_one_that_was_needed_is_refused():
-    ort = torch2ort.ORTModule(Around(lambda model, h: Padded.apply(h)[:, :1].expand(-1, 4)))
+    ort = torch2ort.ORTModule(CallableModule(lambda model, h: Padded.apply(h)[:, :1].expand(-1, 4)))
     with torch.no_grad():
         ort(torch.randn(3, 4))
         with pytest.raises(torch2ort.EngineError) as caught:
@@ -231,8 +231,10 @@ def test_another_size_than_the_one_that_was_needed_is_refused():
 
 
 def test_a_size_that_is_a_value_and_needed_is_refused():
-    ort = torch2ort.ORTModule(Around(lambda model, h: h if Chosen.apply(h).shape[0] > 1 else -h))
-    with pytest.raises(torch2ort.ExportError, match=r"^Around: the model's Python code depends on a value"):
+    ort = torch2ort.ORTModule(CallableModule(lambda model, h: h if Chosen.apply(h).shape[0] > 1 else -h))
+    with pytest.raises(
+        torch2ort.ExportError, match=r"^CallableModule: the model's Python code depends on a value"
+    ):
         ort(torch.tensor([[-9.0] * 4, [9.0] * 4, [0.1] * 4]))
 
 
@@ -302,7 +304,7 @@ FAILURE = ValueError("the sum is positive")
 
 def test_what_it_raises_on_the_sample_arrives():
     with pytest.raises(ValueError, match=r"^the sum is positive$") as caught:
-        torch2ort.export(Around(lambda model, h: Fails.apply(h.abs())), torch.randn(3, 4))
+        torch2ort.export(CallableModule(lambda model, h: Fails.apply(h.abs())), torch.randn(3, 4))
     assert caught.value is FAILURE
 
 
@@ -310,7 +312,7 @@ SIGNS = torch.tensor([[1.0], [-1.0], [-1.0]])
 
 
 def test_expanding_a_size_that_is_a_value_is_refused():
-    ort = torch2ort.ORTModule(Around(lambda model, h: Chosen.apply(h.abs() * SIGNS).expand(3, 4)))
+    ort = torch2ort.ORTModule(CallableModule(lambda model, h: Chosen.apply(h.abs() * SIGNS).expand(3, 4)))
     with pytest.raises(torch2ort.UnsupportedOperatorError) as caught:
         ort(torch.randn(3, 4))
     assert re.fullmatch(
@@ -368,6 +370,6 @@ def test_a_forward_that_loops_for_long_runs_on_real_tensors_only(function, said,
     monkeypatch.setattr(forward_probe, "_MOST_OPERATORS", 50 if function is Sums else 10_000)
     caplog.set_level("DEBUG", "torch2ort")
     batches = [(torch.randn(n, 4),) for n in (3, 5, 6)]
-    assert_trains_like_eager(Around(lambda model, h: function.apply(h)), batches, steps=3)
+    assert_trains_like_eager(CallableModule(lambda model, h: function.apply(h)), batches, steps=3)
     name = f"{__name__}.{function.__name__}"
     assert f"{name}: {said}; running it once on real ones" in caplog.messages

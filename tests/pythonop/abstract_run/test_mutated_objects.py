@@ -16,7 +16,7 @@ import torch
 from torch.autograd import Function
 
 import torch2ort
-from tests.support.callable_module import Around
+from tests.support.callable_module import CallableModule
 from tests.support.comparison import assert_same, assert_trains_like_eager
 
 
@@ -138,12 +138,12 @@ FRESH = {
 
 @pytest.mark.parametrize("call", FRESH.values(), ids=FRESH)
 def test_what_the_model_makes_anew_is_new_in_each_call(call):
-    assert_steps_like_eager(Around(call, {"n": 1}))
+    assert_steps_like_eager(CallableModule(call, {"n": 1}))
 
 
 @pytest.mark.parametrize("call", [FRESH["dict"], FRESH["nested"]])
 def test_so_it_is_in_a_file(call, tmp_path):
-    model, x = Around(call).eval(), torch.randn(3, 4)
+    model, x = CallableModule(call).eval(), torch.randn(3, 4)
     exported = torch2ort.export(model, x)
     exported.save(tmp_path / "model.onnx")
     loaded = torch2ort.load(tmp_path / "model.onnx", functions=(Counts, Appends))
@@ -182,9 +182,11 @@ STEPPING = {
 def test_what_steps_on_unseen_is_refused_where_the_model_makes_it_anew(kind, within):
     make, draw = STEPPING[kind]
     if within:
-        model = Around(lambda _, h: Draws.apply(h, {"from": [make()]}, lambda held: draw(held["from"][0])))
+        model = CallableModule(
+            lambda _, h: Draws.apply(h, {"from": [make()]}, lambda held: draw(held["from"][0]))
+        )
     else:
-        model = Around(lambda _, h: Draws.apply(h, make(), draw))
+        model = CallableModule(lambda _, h: Draws.apply(h, make(), draw))
     with pytest.raises(torch2ort.ExportError) as caught:
         torch2ort.ORTModule(model)(torch.randn(3, 4))
     assert str(caught.value) == (
@@ -205,7 +207,7 @@ HELD = {
 
 @pytest.mark.parametrize(("call", "held"), HELD.values(), ids=HELD)
 def test_what_the_model_holds_is_the_same_in_each_call(call, held):
-    model = Around(call, held())
+    model = CallableModule(call, held())
     wrapped = torch2ort.ORTModule(copy.deepcopy(model))
     own = wrapped.held
     wrapped(torch.randn(3, 4))
@@ -216,7 +218,7 @@ def test_what_the_model_holds_is_the_same_in_each_call(call, held):
 @pytest.mark.parametrize("name", ["object", "object with slots", "dict"])
 def test_an_export_leaves_no_trace_in_what_the_model_holds(name):
     call, held = HELD[name]
-    model = Around(call, held())
+    model = CallableModule(call, held())
     own = model.held
     torch2ort.export(model, torch.randn(3, 4))
     assert model.held is own
@@ -227,7 +229,7 @@ def test_an_export_leaves_no_trace_in_what_the_model_holds(name):
 
 
 def test_eager_is_as_before_after_an_export():
-    model, x = Around(HELD["object"][0], Range()), torch.randn(3, 4)
+    model, x = CallableModule(HELD["object"][0], Range()), torch.randn(3, 4)
     expected = copy.deepcopy(model)(x)
     torch2ort.export(model, x)
     actual = model(x)
@@ -273,7 +275,7 @@ def test_no_fake_tensor_is_left_in_class_closure_global_or_memo():
     function, kept = closure()
     table.cache_clear()
     REMEMBERED.clear()
-    model, x = Around(lambda model, h: function.apply(h)), torch.randn(3, 4)
+    model, x = CallableModule(lambda model, h: function.apply(h)), torch.randn(3, 4)
     torch2ort.export(model, x)
     assert (function.tables, function.last, kept, REMEMBERED) == ({}, None, {}, [])
     assert type(table(4)) is torch.Tensor
@@ -310,7 +312,7 @@ def keeper():
 
 def test_a_tensor_that_cannot_be_taken_away_is_refused():
     with pytest.raises(torch2ort.ExportError) as caught:
-        torch2ort.export(Around(lambda model, h: Leaks.apply(h)), torch.randn(3, 4))
+        torch2ort.export(CallableModule(lambda model, h: Leaks.apply(h)), torch.randn(3, 4))
     assert str(caught.value) == (
         f"{__name__}.Leaks: forward keeps a tensor where an export cannot remove it, and it is not the "
         f"tensor of a run: export runs forward once to learn its outputs. Keep tensors in an attribute of "
@@ -336,7 +338,7 @@ READ = {
 )
 def test_a_model_that_reads_what_a_function_wrote_is_refused(start, held):
     with pytest.raises(torch2ort.ExportError) as caught:
-        torch2ort.export(Around(READ[start], held), torch.randn(3, 4))
+        torch2ort.export(CallableModule(READ[start], held), torch.randn(3, 4))
     assert str(caught.value) == (
         f"{start.format(__name__)} wrote to it; a graph does not hold what a Function leaves in Python "
         f"objects. Return it from forward, as a tensor where it varies"
@@ -347,7 +349,7 @@ def test_functions_see_what_functions_before_them_wrote():
     def call(model, h):
         return Counts.apply(Counts.apply(h, model.held), model.held) - Counts.apply(h, model.held)
 
-    assert_steps_like_eager(Around(call, {"n": 1}))
+    assert_steps_like_eager(CallableModule(call, {"n": 1}))
 
 
 def test_an_object_made_anew_for_two_calls_that_write_to_it_is_refused():
@@ -356,7 +358,7 @@ def test_an_object_made_anew_for_two_calls_that_write_to_it_is_refused():
         return Counts.apply(Counts.apply(h, record), record)
 
     with pytest.raises(torch2ort.ExportError) as caught:
-        torch2ort.export(Around(call), torch.randn(3, 4))
+        torch2ort.export(CallableModule(call), torch.randn(3, 4))
     assert str(caught.value) == (
         f"{__name__}.Counts: forward writes to argument 1, an object that the model creates in each of "
         f"its calls and passes to several Functions. Let the model hold it in an attribute, or return from "
@@ -365,7 +367,7 @@ def test_an_object_made_anew_for_two_calls_that_write_to_it_is_refused():
 
 
 def test_a_held_object_that_is_written_to_is_not_cached(tmp_path):
-    model = Around(HELD["dict"][0], {"n": 1})
+    model = CallableModule(HELD["dict"][0], {"n": 1})
     exported = torch2ort.export(model, torch.randn(3, 4), cache_dir=tmp_path)
     assert exported.cache.bypass_reason == (
         f"{__name__}.Counts: forward writes to an argument that the model holds."
@@ -373,7 +375,7 @@ def test_a_held_object_that_is_written_to_is_not_cached(tmp_path):
 
 
 def test_a_second_backward_observes_nothing():
-    eager = Around(lambda model, h: Observes.apply(h, model.held), Range())
+    eager = CallableModule(lambda model, h: Observes.apply(h, model.held), Range())
     ort = torch2ort.ORTModule(copy.deepcopy(eager))
     for module in (eager, ort):
         output = module(torch.ones(3, 4))
@@ -384,7 +386,7 @@ def test_a_second_backward_observes_nothing():
 
 
 def test_a_second_backward_behind_a_call_that_writes_to_objects_of_its_own():
-    eager = Around(lambda model, h: Counts.apply(h, {"n": 1}))
+    eager = CallableModule(lambda model, h: Counts.apply(h, {"n": 1}))
     ort = torch2ort.ORTModule(copy.deepcopy(eager))
     for module in (eager, ort):
         output = module(torch.ones(3, 4))

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 import torch2ort
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 RETURNED = {
     "the tensor": lambda kept, like: kept,
@@ -82,7 +82,7 @@ class Fresh(Function):
         return grad * 2
 
 
-@pytest.mark.parametrize("returned", thinned(RETURNED.values(), 2), ids=RETURNED)
+@pytest.mark.parametrize("returned", sample_cases(RETURNED.values(), 2), ids=RETURNED)
 @pytest.mark.parametrize("calls", [both, rows])
 def test_gradients_keep_their_numbers(calls, returned):
     function, kept = make(returned)

@@ -8,7 +8,7 @@ from torch.export import Dim
 
 import torch2ort
 from tests.support.comparison import assert_trains_like_eager
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 def library(name):
@@ -61,7 +61,7 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(ACTIVATIONS, 2))
+@pytest.mark.parametrize("name", sample_cases(ACTIVATIONS, 2))
 def test_entmax_activations_keep_sizes_and_gradients(name):
     call = ACTIVATIONS[name](library("entmax"))
     exported = exports(Around(call), python_ops=1)
@@ -154,7 +154,7 @@ QUANTISERS = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(QUANTISERS, 2))
+@pytest.mark.parametrize("name", sample_cases(QUANTISERS, 2))
 def test_brevitas_steps_are_operators_with_a_straight_through_gradient(name):
     ste = QUANTISERS[name](library("brevitas.function.ops_ste"))
 

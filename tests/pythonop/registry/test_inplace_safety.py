@@ -11,7 +11,7 @@ import torch
 import torch2ort
 from tests.support.comparison import assert_trains_like_eager
 from tests.support.functions import Sum
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 
 
 class AddInto(torch.autograd.Function):
@@ -183,14 +183,14 @@ def batches(width: int) -> list[tuple[torch.Tensor]]:
     return [(torch.randn(n, width),) for n in (4, 6)]
 
 
-@pytest.mark.parametrize("name", thinned(BODIES, 3))
+@pytest.mark.parametrize("name", sample_cases(BODIES, 3))
 def test_a_map_trains_like_eager(name):
     assert_trains_like_eager(Model(BODIES[name], 5), batches(5), steps=3)
 
 
 # Memory of that size is donated without a copy.
 @pytest.mark.parametrize(
-    "name", thinned(["a row", "views in a row", "gradients in a row", "saved", "returned"], 2)
+    "name", sample_cases(["a row", "views in a row", "gradients in a row", "saved", "returned"], 2)
 )
 def test_a_map_of_large_tensors_trains_like_eager(name):
     model = Model(BODIES[name], 6000)
@@ -198,7 +198,7 @@ def test_a_map_of_large_tensors_trains_like_eager(name):
     assert_trains_like_eager(model, batches(6000), steps=3)
 
 
-@pytest.mark.parametrize("name", thinned(BODIES, 3, start=1))
+@pytest.mark.parametrize("name", sample_cases(BODIES, 3, start=1))
 def test_a_map_infers_like_eager(name):
     model = Model(BODIES[name], 5).eval()
     exported = torch2ort.export(model, torch.randn(4, 5))

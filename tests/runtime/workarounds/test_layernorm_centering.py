@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import torch2ort
 from tests.support.comparison import assert_same
-from tests.support.sweeps import thinned
+from tests.support.sweeps import sample_cases
 from torch2ort.runtime import _ort_private as private
 from torch2ort.runtime.optimized_model import run_as_it_is
 from torch2ort.runtime.workarounds.layernorm_centering import disabled_optimizers, subtracts_mean
@@ -60,7 +60,7 @@ def distance(found: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
 @pytest.mark.parametrize("mean", [10.0, 1000.0])
 @pytest.mark.parametrize(
     ("name", "trained"),
-    [case for i, n in enumerate(MODELS) for case in thinned([(n, True), (n, False)], 2, i % 2)],
+    [case for i, n in enumerate(MODELS) for case in sample_cases([(n, True), (n, False)], 2, i % 2)],
 )
 def test_a_small_spread_is_kept(name, trained, mean):
     model = MODELS[name]

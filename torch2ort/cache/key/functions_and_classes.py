@@ -25,7 +25,7 @@ from torch2ort.cache.key.global_names import (
     topic_of,
 )
 from torch2ort.cache.key.guards import SKIPPED
-from torch2ort.cache.key.key_builder import CONSTRUCTORS, Of, Unkeyable, Walk, constructor_of
+from torch2ort.cache.key.key_builder import CONSTRUCTORS, ComponentOwner, Unkeyable, Walk, constructor_of
 from torch2ort.cache.key.library_operators import check_namespace
 from torch2ort.cache.key.package_code import OPAQUE, Installed, functions_in
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_import, package_of_module
@@ -230,8 +230,8 @@ class Definitions:
         is_function = issubclass(cls, torch.autograd.Function)
         kind = "Function" if is_function else "class"
         is_opaque = is_function and not self._walk.inlines_functions and inlined.find(name, cls) is None
-        of = Of.FUNCTION if is_opaque else Of.MODEL
-        self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls), of=of)
+        owner = ComponentOwner.FUNCTION if is_opaque else ComponentOwner.MODEL
+        self._walk.refer(f"{kind} {name}", id(cls), lambda: self._own_class(cls), owner=owner)
         if used_as_value:
             self._walk.calls(cls)
 

@@ -79,7 +79,7 @@ class Finder(Protocol):
     def __hash__(self) -> int: ...
 
 
-class Written:
+class FunctionWrittenPlaces:
     """Places that Functions write to while they run: their own state, which is no part of a graph.
 
     Attributes:
@@ -217,7 +217,7 @@ class GuardList:
             found[1].add(self.finder)
 
 
-class Armed:
+class ActiveGuards:
     """Guards with the state that they found, which check before each step that a graph is still valid.
 
     Args:
@@ -237,7 +237,7 @@ class Armed:
         guards: Iterable[Guard],
         names: frozenset[str] | None,
         traced_names: frozenset[str] | None,
-        written: Written,
+        written: FunctionWrittenPlaces,
     ) -> None:
         self._guards = tuple(guards)
         self._names = names

@@ -22,14 +22,14 @@ from torch2ort._torch import global_state as private
 from torch2ort.cache.key.bytecode_names import KNOWN_PYTHONS
 from torch2ort.cache.key.constant_bytes import words
 from torch2ort.cache.key.export_lock import exclusive
-from torch2ort.cache.key.guards import Armed, Guard, Written
+from torch2ort.cache.key.guards import ActiveGuards, FunctionWrittenPlaces, Guard
 from torch2ort.cache.key.key_builder import Unkeyable, Walk
 from torch2ort.cache.key.module_encoder import module
 from torch2ort.cache.key.object_encoder import ObjectEncoder
 from torch2ort.cache.key.packages import own_digest, version
 from torch2ort.cache.key.tensor_encoders import describe, digest_of
 from torch2ort.cache.key.user_registrations import walk_registrations
-from torch2ort.cache.key.write_only_state import NOTHING, Unread
+from torch2ort.cache.key.write_only_state import NOTHING, WriteOnlyState
 from torch2ort.log import logger
 
 __all__ = ["Key", "Unkeyable", "dependencies"]
@@ -144,7 +144,7 @@ class Dependencies:
         assert self.walk is not None
         return _portable(self.walk)
 
-    def changes(self, before: Dependencies, written: Written | None = None) -> list[str]:
+    def changes(self, before: Dependencies, written: FunctionWrittenPlaces | None = None) -> list[str]:
         """Return the names of the components that differ from ``before`` in this process.
 
         Args:
@@ -165,13 +165,13 @@ class Dependencies:
     def _pins(self, passed: Container[str]) -> list[tuple[int, int]]:
         return [(id(value), version) for label, value, version in self.pinned if label not in passed]
 
-    def armed(self, written: Written | None = None) -> Armed:
+    def arm_guards(self, written: FunctionWrittenPlaces | None = None) -> ActiveGuards:
         """Return the guards, which compare with the state of this moment from now on.
 
         Args:
             written: places that Functions write to; further ones are noted there.
         """
-        return Armed(self.guards, self.names, self.traced_names, written or Written())
+        return ActiveGuards(self.guards, self.names, self.traced_names, written or FunctionWrittenPlaces())
 
 
 @exclusive.looking()
@@ -182,7 +182,7 @@ def dependencies(
     *,
     with_hooks: bool = True,
     inlines_functions: bool = False,
-    unread: Unread = NOTHING,
+    unread: WriteOnlyState = NOTHING,
 ) -> Dependencies:
     """Return the dependencies of the graph of one call of ``model``, found by a walk over its reachable code.
 
@@ -248,8 +248,8 @@ def _portable(walk: Walk) -> Mapping[str, str]:
     if walk.refusals:
         raise Unkeyable(walk.refusals[0])
     digests: dict[str, list[str]] = {}
-    for job, value in walk.contents:
-        digests.setdefault(f"large values of {job.label}", []).append(digest_of(value))
+    for component, value in walk.contents:
+        digests.setdefault(f"large values of {component.label}", []).append(digest_of(value))
     return {**walk.components, **_topics(walk), **{name: " ".join(all_) for name, all_ in digests.items()}}
 
 

@@ -35,7 +35,7 @@ NOTE = "; "
 LONGEST_NOTE = 40
 
 
-class Of(enum.Enum):
+class ComponentOwner(enum.Enum):
     """Owner of a component, which determines whether its code may read attributes of a user's Function."""
 
     MODEL = "read while a model is exported"
@@ -45,7 +45,7 @@ class Of(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class Component:
     """A component that is still to be written.
 
     Attributes:
@@ -54,7 +54,7 @@ class Job:
         own: True if the component is the user's; of a package's code, only what is read by name counts.
         via: names of attributes, one of which must be read for the component to count; ``None``: it counts.
         attribute: the name of the attribute whose value it is, if it is one.
-        of: owner of the component.
+        owner: owner of the component.
         done: True once it was written.
         refers: the components that it refers to.
         names: the attribute names that it reads; ``None`` if it may read any.
@@ -65,14 +65,14 @@ class Job:
     own: bool
     via: set[str] | None
     attribute: str | None = None
-    of: Of = Of.MODEL
+    owner: ComponentOwner = ComponentOwner.MODEL
     done: bool = False
-    refers: set[Job] = field(default_factory=set)
+    refers: set[Component] = field(default_factory=set)
     names: set[str] | None = field(default_factory=set)
 
 
 @dataclass(slots=True)
-class _Unread:
+class _DeferredAttribute:
     """An attribute that was not written, and does not count until some code reads its name.
 
     Attributes:
@@ -86,7 +86,7 @@ class _Unread:
     name: str
     label: str
     write: Callable[[], None]
-    found_by: Job
+    found_by: Component
     read: bool = False
 
 
@@ -141,9 +141,9 @@ class Walk:
         self.functions: defaultdict[str, list[type]] = defaultdict(list)
         self.topics: set[str] = set()
         self.guards = GuardList()
-        self.contents: list[tuple[Job, Any]] = []
+        self.contents: list[tuple[Component, Any]] = []
         # Places outside of all components are attributed to this one.
-        self._job = self._top = self.guards.finder = Job("", lambda: None, False, None)
+        self._component = self._top = self.guards.finder = Component("", lambda: None, False, None)
         self.refusals: list[str] = []
         self.unseen: list[str] = []
         self.is_partial = False
@@ -152,19 +152,19 @@ class Walk:
         self._attempts = 0
         self._out = bytearray()
         self._notes: list[str] = []
-        self._memo: dict[int, tuple[bytes, Job]] = {}
+        self._memo: dict[int, tuple[bytes, Component]] = {}
         self._kept: list[Any] = []
-        self._jobs: list[Job] = []
-        self._job_of: dict[Hashable, Job] = {}
+        self._components: list[Component] = []
+        self._component_of: dict[Hashable, Component] = {}
         self._taken: dict[str, int] = {}
-        self._unread: list[_Unread] = []
+        self._unread: list[_DeferredAttribute] = []
         self._once: dict[Hashable, None] = {}
         self._packages: dict[int, tuple[type, Package | None]] = {}
 
     @property
     def place(self) -> str:
         """Name of the component that is being written, for people."""
-        return self._job.label
+        return self._component.label
 
     def write(self, data: bytes) -> None:
         """Add bytes to the present component."""
@@ -186,18 +186,18 @@ class Walk:
         """Write a reference to ``value`` and return True if it was met before; otherwise record its place."""
         met = self._memo.get(id(value))
         if met is not None:
-            place, job = met
+            place, component = met
             self._out += place
-            self._job.refers.add(job)
+            self._component.refers.add(component)
             return True
-        place = form(b"@", b"%d %s" % (len(self._out), self._job.label.encode()))
-        self._memo[id(value)] = place, self._job
+        place = form(b"@", b"%d %s" % (len(self._out), self._component.label.encode()))
+        self._memo[id(value)] = place, self._component
         self._kept.append(value)  # so that no other object gets its id
         return False
 
     def attempt(self, write_value: Callable[[], None]) -> str | None:
         """Write a value, or nothing and return the reason if that is impossible."""
-        written, kept, jobs, once = len(self._out), len(self._kept), len(self._jobs), len(self._once)
+        written, kept, jobs, once = len(self._out), len(self._kept), len(self._components), len(self._once)
         self._attempts += 1
         try:
             write_value()
@@ -206,9 +206,13 @@ class Walk:
             for value in self._kept[kept:]:
                 del self._memo[id(value)]
             del self._kept[kept:]
-            dropped = set(map(id, self._jobs[jobs:]))
-            self._job_of = {key: job for key, job in self._job_of.items() if id(job) not in dropped}
-            del self._jobs[jobs:]
+            dropped = set(map(id, self._components[jobs:]))
+            self._component_of = {
+                key: component
+                for key, component in self._component_of.items()
+                if id(component) not in dropped
+            }
+            del self._components[jobs:]
             for key in list(self._once)[once:]:
                 del self._once[key]
             return str(reason)
@@ -224,7 +228,7 @@ class Walk:
         """
         if self._attempts:
             raise Unkeyable(reason)
-        self.refusals.append(f"{self._job.label}: {reason}" if self._job.label else reason)
+        self.refusals.append(f"{self._component.label}: {reason}" if self._component.label else reason)
         self.guards.pin(value)
 
     def refuse_unseen(self, reason: str, value: Any = None) -> None:
@@ -239,7 +243,7 @@ class Walk:
 
     def content(self, value: Any) -> None:
         """Make the elements of a large tensor or array part of the key."""
-        self.contents.append((self._job, value))
+        self.contents.append((self._component, value))
 
     def check(self, rule: Callable[..., None], *arguments: Any) -> None:
         """Call ``rule``, and refuse the last argument if that raises :class:`Unkeyable`."""
@@ -251,16 +255,16 @@ class Walk:
     def attribute(self, name: str, write_value: Callable[[], None]) -> None:
         """Write an attribute's name; its value is written once code reads ``name``, or when a key is made."""
         self.atom(name)
-        self._unread.append(_Unread(name, self._job.label, write_value, self._job))
+        self._unread.append(_DeferredAttribute(name, self._component.label, write_value, self._component))
 
     def reads(self, names: Collection[str], *, any_name: bool = False) -> None:
         """Note the attribute names that the present component reads."""
         self.names.update(names)
         self.any_name = self.any_name or any_name
         if any_name:
-            self._job.names = None
-        elif self._job.names is not None:
-            self._job.names.update(names)
+            self._component.names = None
+        elif self._component.names is not None:
+            self._component.names.update(names)
 
     def calls(self, cls: type) -> None:
         """Note that the present component may call a class, and its constructor and those of its bases."""
@@ -275,7 +279,7 @@ class Walk:
         own: bool = True,
         via: str | None = None,
         attribute: str | None = None,
-        of: Of = Of.MODEL,
+        owner: ComponentOwner = ComponentOwner.MODEL,
     ) -> None:
         """Write a reference to the component of ``identity``, and add that component to the walk.
 
@@ -287,20 +291,20 @@ class Walk:
                 and there is no component if nothing is written.
             via: name of the attribute that must be read for the component to count; ``None``: it counts.
             attribute: name of the Function's attribute that it is.
-            of: owner of the component.
+            owner: owner of the component.
         """
-        job = self._job_of.get(identity)
-        if job is None:
-            job = Job(self._numbered(label), fill, own, set(), attribute, of)
-            self._job_of[identity] = job
-            self._jobs.append(job)
-        self._job.refers.add(job)
+        component = self._component_of.get(identity)
+        if component is None:
+            component = Component(self._numbered(label), fill, own, set(), attribute, owner)
+            self._component_of[identity] = component
+            self._components.append(component)
+        self._component.refers.add(component)
         if via is None:
-            job.via = None
-        elif job.via is not None:
-            job.via.add(via)
+            component.via = None
+        elif component.via is not None:
+            component.via.add(via)
         if own:
-            self.write(form(b"&", job.label.encode()))
+            self.write(form(b"&", component.label.encode()))
 
     def _numbered(self, label: str) -> str:
         number = self._taken[label] = self._taken.get(label, 0) + 1
@@ -324,14 +328,14 @@ class Walk:
         progress = True
         while progress:
             progress = False
-            for job in self._jobs:  # grows during the loop
-                if not job.done and self._matters(job):
-                    job.done = progress = True
-                    self._fill(job)
+            for component in self._components:  # grows during the loop
+                if not component.done and self._matters(component):
+                    component.done = progress = True
+                    self._fill(component)
             for unread in self._unread:
                 if not unread.read and (self.any_name or unread.name in self.names):
                     unread.read = progress = True
-                    self._fill(self._job_of_attribute(unread))
+                    self._fill(self._component_of_attribute(unread))
 
     def run_on(self) -> None:
         """Also write the attributes that no inspected code reads, if they can be compared between processes.
@@ -343,61 +347,61 @@ class Walk:
         for unread in self._unread:  # grows during the loop
             if not unread.read:
                 unread.read = True
-                self.attempt(functools.partial(self._fill, self._job_of_attribute(unread)))
+                self.attempt(functools.partial(self._fill, self._component_of_attribute(unread)))
                 self.run()
 
-    def _job_of_attribute(self, unread: _Unread) -> Job:
+    def _component_of_attribute(self, unread: _DeferredAttribute) -> Component:
         label = self._numbered(f"{unread.label}, attribute {unread.name}")
-        job = Job(label, unread.write, True, None, attribute=unread.name)
-        unread.found_by.refers.add(job)
-        return job
+        component = Component(label, unread.write, True, None, attribute=unread.name)
+        unread.found_by.refers.add(component)
+        return component
 
-    def traced(self) -> tuple[set[Job], frozenset[str] | None]:
+    def traced(self) -> tuple[set[Component], frozenset[str] | None]:
         """Return what an export reads, without what only Functions read, whose code runs in each call.
 
         Returns:
             The components, and the attribute names that they read; ``None``: they may read any.
         """
-        traced: set[Job] = set()
-        functions: set[Job] = set()
+        traced: set[Component] = set()
+        functions: set[Component] = set()
         names: set[str] | None = set()
         # An export reads the silent components, too; the names that they read are not a Function's.
-        telling: list[Job] = [self._top]
-        silent: list[Job] = []
+        telling: list[Component] = [self._top]
+        silent: list[Component] = []
         while telling or silent:
             tells = bool(telling)
-            job = telling.pop() if tells else silent.pop()
-            if job.of is Of.FUNCTION:
-                functions.add(job)
-            elif tells and job.of is Of.CONTAINERS:
-                silent.append(job)
-            elif job not in traced:
-                traced.add(job)
-                if tells and job.of is not Of.TORCH:
-                    names = None if names is None or job.names is None else names | job.names
-                (telling if tells else silent).extend(job.refers)
+            component = telling.pop() if tells else silent.pop()
+            if component.owner is ComponentOwner.FUNCTION:
+                functions.add(component)
+            elif tells and component.owner is ComponentOwner.CONTAINERS:
+                silent.append(component)
+            elif component not in traced:
+                traced.add(component)
+                if tells and component.owner is not ComponentOwner.TORCH:
+                    names = None if names is None or component.names is None else names | component.names
+                (telling if tells else silent).extend(component.refers)
             if tells and not telling:
                 # A model may read an attribute of a Function, or call a method of it.
                 inner = [inner for function in functions for inner in function.refers - traced]
                 telling = [j for j in inner if j.attribute and (names is None or j.attribute in names)]
         return traced, None if names is None else frozenset(names)
 
-    def _matters(self, job: Job) -> bool:
-        if job.via is None or (job.own and self.any_name):
+    def _matters(self, component: Component) -> bool:
+        if component.via is None or (component.own and self.any_name):
             return True
-        return not self.names.isdisjoint(job.via)
+        return not self.names.isdisjoint(component.via)
 
-    def _fill(self, job: Job) -> None:
-        self._out, self._job, self._notes = bytearray(), job, []
-        self.guards.finder = job
+    def _fill(self, component: Component) -> None:
+        self._out, self._component, self._notes = bytearray(), component, []
+        self.guards.finder = component
         try:
-            text = job.fill()
+            text = component.fill()
         except RecursionError:
             text = None
             self.refuse("it is nested too deep to be compared")
         finally:
-            self.guards.finder = self._job = self._top
+            self.guards.finder = self._component = self._top
         if text is None:
             text = hashlib.sha256(self._out).hexdigest() + "".join(self._notes)
-        if job.own or self._out:
-            self.components[job.label] = text
+        if component.own or self._out:
+            self.components[component.label] = text

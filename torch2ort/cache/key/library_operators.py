@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch2ort._torch import global_state as private
-from torch2ort.cache.key.key_builder import Of, Unkeyable, Walk
+from torch2ort.cache.key.key_builder import ComponentOwner, Unkeyable, Walk
 
 # Namespaces of torch.ops that are part of torch, so torch's version identifies their kernels.
 _OF_TORCH = frozenset({"aten", "prim", "prims", "quantized", "higher_order", "torch2ort", "profiler"})
@@ -80,7 +80,7 @@ def _write_registered(walk: Walk, name: str, write: Callable[[Any], None]) -> No
             write(attributes.get(attribute))
 
     # The code of the derivative runs for real in each call, as a Function's does.
-    walk.refer(f"derivative of {name}", ("derivative", name), fill, of=Of.FUNCTION)
+    walk.refer(f"derivative of {name}", ("derivative", name), fill, owner=ComponentOwner.FUNCTION)
 
 
 def _libraries() -> tuple[tuple[str, int, int], ...]:

@@ -21,7 +21,7 @@ from torch2ort.cache.key.global_names import check_pure
 from torch2ort.cache.key.key_builder import Walk
 from torch2ort.cache.key.packages import package_of_module
 from torch2ort.cache.key.tensor_encoders import array, tensor
-from torch2ort.cache.key.write_only_state import NOTHING, Unread
+from torch2ort.cache.key.write_only_state import NOTHING, WriteOnlyState
 from torch2ort.pythonop.abstract_run.opaque_objects import last_results, steps_unseen
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ObjectEncoder:
         definitions: encoder of functions and classes.
     """
 
-    def __init__(self, walk: Walk, unhooked: Collection[int] = (), unread: Unread = NOTHING) -> None:
+    def __init__(self, walk: Walk, unhooked: Collection[int] = (), unread: WriteOnlyState = NOTHING) -> None:
         self.walk: Walk = walk
         self.unread = unread
         self.unhooked = unhooked

@@ -21,7 +21,7 @@ from torch2ort.cache.key.bytecode_names import uses_of
 from torch2ort.cache.key.constant_bytes import atom, words
 from torch2ort.cache.key.global_names import resolve
 from torch2ort.cache.key.guards import SKIPPED
-from torch2ort.cache.key.key_builder import CONSTRUCTORS, Of, Unkeyable, Walk, constructor_of
+from torch2ort.cache.key.key_builder import CONSTRUCTORS, ComponentOwner, Unkeyable, Walk, constructor_of
 from torch2ort.cache.key.packages import Package, package_of_function, package_of_module
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Installed:
             lambda: self._look_through(function),
             own=False,
             via=via,
-            of=Of.TORCH if package.name == "torch" else Of.MODEL,
+            owner=ComponentOwner.TORCH if package.name == "torch" else ComponentOwner.MODEL,
         )
 
     def _look_through(self, function: FunctionType) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import optree
 
-from torch2ort.cache.key.key_builder import Of, Walk
+from torch2ort.cache.key.key_builder import ComponentOwner, Walk
 from torch2ort.cache.key.object_encoder import ObjectEncoder
 from torch2ort.cache.key.packages import package_of_class
 from torch2ort.io_schema._containers import NAMESPACE
@@ -30,7 +30,7 @@ def walk_registrations(walk: Walk, values: ObjectEncoder) -> None:
     """
     walk.refer("registered for operators", "operators", lambda: _write_operators(values))
     containers = functools.partial(_write_containers, values)
-    walk.refer("classes registered with optree", "optree", containers, of=Of.CONTAINERS)
+    walk.refer("classes registered with optree", "optree", containers, owner=ComponentOwner.CONTAINERS)
     known: set[type] = set()
     while True:
         walk.run()  # may find Functions, whose registrations may lead to others

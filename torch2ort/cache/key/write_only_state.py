@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Unread:
+class WriteOnlyState:
     """Places whose contents no graph depends on.
 
     Attributes:
@@ -24,14 +24,14 @@ class Unread:
     def __bool__(self) -> bool:
         return bool(self.names or self.containers)
 
-    def __and__(self, other: Unread) -> Unread:
+    def __and__(self, other: WriteOnlyState) -> WriteOnlyState:
         names = {i: found & other.names.get(i, frozenset()) for i, found in self.names.items()}
         kept = {i: found for i, found in names.items() if found}
-        return Unread(kept, self.containers & other.containers, (*self.alive, *other.alive))
+        return WriteOnlyState(kept, self.containers & other.containers, (*self.alive, *other.alive))
 
     def of(self, owner: dict[Any, Any]) -> frozenset[str]:
         """Return the unread keys of a dictionary."""
         return self.names.get(id(owner), frozenset())
 
 
-NOTHING = Unread()
+NOTHING = WriteOnlyState()

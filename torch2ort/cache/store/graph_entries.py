@@ -14,7 +14,7 @@ from torch2ort.support.startup_timing import LOOK_UP, timed
 
 
 @dataclass(frozen=True)
-class Kept:
+class EntryContent:
     """Content of an entry, as it is stored.
 
     Attributes:
@@ -27,7 +27,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class GraphEntries:
     """The entries of one exported graph.
 
     Attributes:
@@ -38,7 +38,9 @@ class Shelf:
     store: Store
     key: Key
 
-    def obtain(self, kind: str, settings: Mapping[str, str], make: Callable[[], Kept]) -> Kept:
+    def obtain(
+        self, kind: str, settings: Mapping[str, str], make: Callable[[], EntryContent]
+    ) -> EntryContent:
         """Return the result of ``make`` from the store, or call ``make`` and store the result.
 
         One process makes the entry; others that need it meanwhile wait and then read it.
@@ -57,22 +59,22 @@ class Shelf:
             kept = self._read(key) if locked else None
             if kept is None:
                 kept = make()
-                keep(self.store, key, kind, kept)
+                store_entry(self.store, key, kind, kept)
         return kept
 
     @timed(LOOK_UP)
-    def _read(self, key: Key) -> Kept | None:
+    def _read(self, key: Key) -> EntryContent | None:
         entry = self.store.read(key.digest)
         if entry is None:
             return None
         logger.debug(
             "took the %s of %s out of the export cache (%s)", entry.manifest.kind, key.name, key.digest
         )
-        return Kept(entry.manifest.data, entry.files)
+        return EntryContent(entry.manifest.data, entry.files)
 
 
 @timed(LOOK_UP)
-def keep(store: Store, key: Key, kind: str, kept: Kept) -> str | None:
+def store_entry(store: Store, key: Key, kind: str, kept: EntryContent) -> str | None:
     """Add an entry to the store.
 
     Returns:

@@ -17,14 +17,14 @@ from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import ExportError
 from torch2ort.log import logger
 from torch2ort.pythonop.abstract_run.forward_probe import (
+    BackwardInputs,
     EndedRun,
-    Left,
-    Watch,
+    OperatorObserver,
     refuse_backpropagation,
     run_forward,
 )
 from torch2ort.pythonop.abstract_run.io_calls import in_front_of_calls_outside
-from torch2ort.pythonop.abstract_run.layout_queries import Questions, is_alike, refuse_history
+from torch2ort.pythonop.abstract_run.layout_queries import QueryObserver, is_alike, refuse_history
 from torch2ort.pythonop.native import backward_of, native
 from torch2ort.pythonop.site import TENSOR, Result, Site
 
@@ -34,7 +34,9 @@ _MOST_OPERATORS = 5_000
 _WAY_OUT = "Write to a buffer that forward only reads, or return the value from forward"
 
 
-def refuse_backward(site: Site, left: Left, result: Result, gradients: _Tensors) -> tuple[bool, bool]:
+def refuse_backward(
+    site: Site, left: BackwardInputs, result: Result, gradients: _Tensors
+) -> tuple[bool, bool]:
     """Run ``backward`` and refuse behaviour that a graph cannot reproduce.
 
     Args:
@@ -52,7 +54,7 @@ def refuse_backward(site: Site, left: Left, result: Result, gradients: _Tensors)
     """
     arguments = {p: t for p, reference in left.arguments.items() if (t := reference()) is not None}
     outputs = [reference() for reference in left.outputs]
-    watch, asked, ended = Watch(most=_MOST_OPERATORS), Questions(arguments, outputs), False
+    watch, asked, ended = OperatorObserver(most=_MOST_OPERATORS), QueryObserver(arguments, outputs), False
     try:
         with watch, asked:
             _run(site, left.context, result, gradients)
@@ -122,7 +124,7 @@ def gradients_of(
         laid_out: returns an output's gradient in another memory layout, with the same numbers.
     """
     context = native.Context(site.needs_input_grad)
-    with Watch(most=_MOST_OPERATORS):
+    with OperatorObserver(most=_MOST_OPERATORS):
         returned = run_forward(site, context, site.call_arguments(list(tensors)))
         values = returned if isinstance(returned, tuple) else (returned,)
         outputs = [v for v in values if isinstance(v, torch.Tensor)]

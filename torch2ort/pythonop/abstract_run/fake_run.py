@@ -38,7 +38,7 @@ from torch2ort.pythonop.abstract_run.forward_probe import (
 )
 from torch2ort.pythonop.abstract_run.inferred_outputs import inferred_outputs
 from torch2ort.pythonop.abstract_run.layout_queries import refuse_history, refuse_layout
-from torch2ort.pythonop.abstract_run.object_rollback import observed, results
+from torch2ort.pythonop.abstract_run.object_rollback import observe_and_roll_back, run_isolated
 from torch2ort.pythonop.abstract_run.sample_tensors import (
     known_arguments,
     leave_out_fake_runs,
@@ -102,14 +102,14 @@ def fake_outputs(site: Site, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
     return outputs
 
 
-def share_run(like: Site, site: Site) -> None:
+def copy_abstract_run(like: Site, site: Site) -> None:
     """Make an internal site share the abstract run of ``like``, a site with the same arguments."""
     run = _runs.get(like)
     if run is not None and run.inputs is not None:
         _runs[site] = run
 
 
-def gives_size_of_one(site: Site) -> bool:
+def has_output_of_size_one(site: Site) -> bool:
     """Return True if ``site`` runs on real tensors only, and an output there has a broadcastable size 1."""
     run = _runs.get(site)
     return run is not None and run.inputs is None and any(1 in t.shape for t in run.observation.outputs)
@@ -139,12 +139,12 @@ def _refuse_other_answers(site: Site, inputs: Sequence[torch.Tensor], seen: Obse
     if seen.asked.layout and not all(map(is_contiguous, inputs)):
         with private.without_fake_mode():
             refuse_layout(
-                site, [real_like(t, size_hint) for t in inputs], lambda tensors: results(site, tensors)
+                site, [real_like(t, size_hint) for t in inputs], lambda tensors: run_isolated(site, tensors)
             )
     if seen.backward[1]:
 
         def gradients(tensors: list[torch.Tensor], laid_out: Any) -> list[torch.Tensor]:
-            return results(site, tensors, lambda s, given: gradients_of(s, given, seen.result, laid_out))
+            return run_isolated(site, tensors, lambda s, given: gradients_of(s, given, seen.result, laid_out))
 
         with private.without_fake_mode():
             refuse_gradient_layout(site, [real_like(t, size_hint) for t in inputs], gradients)
@@ -208,7 +208,7 @@ def _fake_run(
     """Return the observation of a run on fake tensors; ``None`` if ``forward`` does not run on them."""
     varying, known = _varying(inputs), _conditions(inputs)
     try:
-        seen = observed(site, [fresh_like(t) for t in inputs])
+        seen = observe_and_roll_back(site, [fresh_like(t) for t in inputs])
     except Torch2OrtError:
         raise
     except Exception as error:
@@ -295,7 +295,7 @@ def _like(size: int, now: int, axis: int, given: Mapping[int, torch.Tensor], num
 def _real_run(site: Site, inputs: Sequence[torch.Tensor]) -> Observation:
     with private.without_fake_mode(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
-            return observed(site, sample_of(site, inputs) or _made_up(site, inputs))
+            return observe_and_roll_back(site, sample_of(site, inputs) or _made_up(site, inputs))
         except Torch2OrtError:
             raise
         except Exception as error:
@@ -314,7 +314,7 @@ def _made_up_run(site: Site, inputs: Sequence[torch.Tensor], number: _Numbers) -
     """Run again on made-up values of the sizes that ``number`` returns; return ``None`` if that fails."""
     with private.without_fake_mode(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
-            seen = observed(site, [real_like(t, number) for t in inputs])
+            seen = observe_and_roll_back(site, [real_like(t, number) for t in inputs])
         except Exception:
             return None
     return seen

@@ -14,10 +14,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch2ort._torch import autograd_functions as private
 from torch2ort.errors import ExportError
-from torch2ort.pythonop.abstract_run.layout_queries import Questions
+from torch2ort.pythonop.abstract_run.layout_queries import QueryObserver
 from torch2ort.pythonop.abstract_run.object_snapshot import built_in
 from torch2ort.pythonop.abstract_run.tensor_rollback import memory
-from torch2ort.pythonop.autocast import entered
+from torch2ort.pythonop.autocast import autocast_context
 from torch2ort.pythonop.native import native
 from torch2ort.pythonop.site import TENSOR, Result, Site, TensorType
 
@@ -51,14 +51,14 @@ _MOST_DECIDED_SIZES = 8
 _COLLECTIVE = frozenset({"c10d", "_c10d_functional", "symm_mem"})
 
 
-class Watch(private.TorchDispatchMode):
+class OperatorObserver(private.TorchDispatchMode):
     """Observer of operators that draw from the random generator, and of the memory that operators write to.
 
     A tensor's version does not show writes: they are not counted below autograd, where fake tensors run.
 
     Args:
         own: the memory of the tensors that ``forward`` gets.
-        decided: returns the number of data-dependent sizes in the tensors' trace; ``None`` for real tensors.
+        unbacked_sizes: counts the data-dependent sizes in the tensors' trace; ``None`` for real tensors.
         most: the largest number of operators in a run, in which operators that other processes wait for are
             not
             allowed; by default, real tensors have no limit, and all operators are allowed.
@@ -67,14 +67,14 @@ class Watch(private.TorchDispatchMode):
     def __init__(
         self,
         own: Sequence[StorageWeakRef] = (),
-        decided: Callable[[], int] | None = None,
+        unbacked_sizes: Callable[[], int] | None = None,
         most: int | None = None,
     ) -> None:
         super().__init__()
-        self._most = _MOST_OPERATORS if most is None and decided is not None else most
+        self._most = _MOST_OPERATORS if most is None and unbacked_sizes is not None else most
         self._operators = 0
-        self._is_alone, self._decided = most is not None, decided
-        self._decided_before = 0 if decided is None else decided()
+        self._is_alone, self._unbacked_sizes = most is not None, unbacked_sizes
+        self._unbacked_sizes_before = 0 if unbacked_sizes is None else unbacked_sizes()
         self.uses_rng = False
         self.written: set[StorageWeakRef] = set()
         self._own = set(own)
@@ -98,7 +98,10 @@ class Watch(private.TorchDispatchMode):
             raise EndedRun(f"it runs more than {self._most} operators")
         if self._is_alone and func.namespace in _COLLECTIVE:
             raise EndedRun(f"it calls {func}")
-        if self._decided is not None and self._decided() - self._decided_before > _MOST_DECIDED_SIZES:
+        if (
+            self._unbacked_sizes is not None
+            and self._unbacked_sizes() - self._unbacked_sizes_before > _MOST_DECIDED_SIZES
+        ):
             raise EndedRun(f"it makes more than {_MOST_DECIDED_SIZES} sizes that values decide")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,7 +141,7 @@ def run_forward(site: Site, context: native.Context, arguments: Sequence[Any]) -
     function = site.function
     if function is None:
         raise ExportError(f"{site.func_name}: this Function is not resolved to a class, so it cannot run")
-    with private.with_autograd(), torch.no_grad(), entered(site.autocast):
+    with private.with_autograd(), torch.no_grad(), autocast_context(site.autocast):
         if private.uses_setup_context(function):
             outputs = function.forward(*arguments)
             function.setup_context(context, tuple(arguments), outputs)
@@ -195,12 +198,12 @@ class Observation:
     storages: tuple[StorageWeakRef, ...]
     made: tuple[weakref.ref[torch.Tensor], ...]
     found: tuple[StorageWeakRef, ...]
-    asked: Questions
+    asked: QueryObserver
     backward: tuple[bool, bool] = (True, False)
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class BackwardInputs:
     """Context and tensors that ``forward`` left for ``backward``.
 
     Attributes:
@@ -216,7 +219,7 @@ class Left:
 
 def observe(
     site: Site, tensors: list[torch.Tensor], around: AbstractContextManager[Any] | None = None
-) -> tuple[Observation, Left]:
+) -> tuple[Observation, BackwardInputs]:
     """Run ``forward`` on ``tensors`` (a list that this empties), and observe all that the graph depends on.
 
     Args:
@@ -240,7 +243,7 @@ def observe(
     kept = tuple(p for p, storage in zip(positions, storages, strict=True) if not storage.expired())
     held = tuple(i for i, storage in enumerate(observation.storages) if not storage.expired())
     result = replace(observation.result, kept=kept, kept_results=held)
-    return replace(observation, result=result), Left(context, references, outputs)
+    return replace(observation, result=result), BackwardInputs(context, references, outputs)
 
 
 def _require_gradients(site: Site, tensors: list[torch.Tensor]) -> None:
@@ -257,12 +260,12 @@ def _describe(
     around: AbstractContextManager[Any],
 ) -> tuple[Observation, list[weakref.ref[torch.Tensor]]]:
     """Run ``forward`` and describe the run, of which only ``context`` is kept afterwards."""
-    from torch2ort.sizes.symbols import decided_sizes, is_value  # sympy is slow to import
+    from torch2ort.sizes.symbols import is_value, unbacked_size_counter  # sympy is slow to import
 
     positions = site.tensor_positions
     versions = [private.version_of(t) for t in tensors]
     by_position = dict(zip(positions, tensors, strict=True))
-    watch, asked = Watch(storages, decided_sizes(tensors)), Questions(by_position)
+    watch, asked = OperatorObserver(storages, unbacked_size_counter(tensors)), QueryObserver(by_position)
     with watch.ending(), watch, asked, around:
         returned = run_forward(site, context, site.call_arguments(tensors))
     values = returned if isinstance(returned, tuple) else (returned,)

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from torch2ort.errors import ShapeInferenceError
-from torch2ort.pythonop.abstract_run.tensor_rollback import Undone
+from torch2ort.pythonop.abstract_run.tensor_rollback import TensorRollback
 from torch2ort.pythonop.registry import Inferer
 from torch2ort.pythonop.site import PythonOpSite
 from torch2ort.sizes import expressions as sizes
@@ -49,7 +49,7 @@ def infer_outputs(
         ShapeInferenceError: the result is not a pair of lists of shapes and dtypes.
     """
     given = [None if s is None else list(s) for s in shapes]
-    with Undone():
+    with TensorRollback():
         returned = inferer(node, given, list(dtypes))
     name = node.func_name
     if not _is_list(returned) or len(returned) != 2 or not all(map(_is_list, returned)):

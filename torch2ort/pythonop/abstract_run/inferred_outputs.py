@@ -19,7 +19,7 @@ from torch2ort.errors import ShapeInferenceError, Torch2OrtError
 from torch2ort.log import logger
 from torch2ort.pythonop.abstract_run.forward_probe import Observation, UserError, real_like
 from torch2ort.pythonop.abstract_run.inferer_validation import Dim, InferredTensor, infer_outputs
-from torch2ort.pythonop.abstract_run.object_rollback import observed
+from torch2ort.pythonop.abstract_run.object_rollback import observe_and_roll_back
 from torch2ort.pythonop.abstract_run.sample_tensors import sample_of
 from torch2ort.pythonop.inplace_validation import with_inplace_map
 from torch2ort.pythonop.registry import Inferer
@@ -95,7 +95,7 @@ def _run_once(site: Site, inputs: Sequence[torch.Tensor]) -> _Seen | None:
                     torch.empty(s, dtype=t.dtype, device=t.device)
                     for s, t in zip(shapes, inputs, strict=True)
                 ]
-                observation = observed(site, fakes)
+                observation = observe_and_roll_back(site, fakes)
         except Torch2OrtError:
             raise
         except Exception as error:
@@ -103,7 +103,7 @@ def _run_once(site: Site, inputs: Sequence[torch.Tensor]) -> _Seen | None:
             try:
                 with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
                     sample = sample_of(site, inputs) or [real_like(t, size_hint) for t in inputs]
-                    observation = observed(site, sample)
+                    observation = observe_and_roll_back(site, sample)
             except Torch2OrtError:
                 raise
             except Exception as other:

@@ -39,7 +39,7 @@ _OF_AN_OUTPUT = _OF_HISTORY | {_T.requires_grad.__get__: "requires_grad"}
 _OF_A_GRADIENT = ("is_leaf", "grad_fn", "register_hook()", "retain_grad()")
 
 
-class Questions(TorchFunctionMode):
+class QueryObserver(TorchFunctionMode):
     """Observer of such queries.
 
     Args:
@@ -72,7 +72,7 @@ class Questions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def refuse_history(site: Site, asked: Questions, method: str = "forward") -> None:
+def refuse_history(site: Site, asked: QueryObserver, method: str = "forward") -> None:
     """Refuse a method of a Function that read the history of a tensor, which no run of a graph has.
 
     Raises:

@@ -26,7 +26,7 @@ from torch2ort.pythonop.abstract_run.backward_probe import like_gradient, refuse
 from torch2ort.pythonop.abstract_run.forward_probe import Observation, observe, results_of
 from torch2ort.pythonop.abstract_run.object_snapshot import Holder, Items, Named, Snapshot
 from torch2ort.pythonop.abstract_run.original_tensors import Originals
-from torch2ort.pythonop.abstract_run.tensor_rollback import Undone, places
+from torch2ort.pythonop.abstract_run.tensor_rollback import TensorRollback, places
 from torch2ort.pythonop.site import TENSOR, Site
 
 
@@ -104,7 +104,7 @@ class Generators:
         return changed
 
 
-class Traces:
+class FunctionWrites:
     """Writes of the abstract runs of one export, until :meth:`remove`.
 
     Args:
@@ -227,34 +227,34 @@ class Traces:
             shadow.holder.write(shadow.written)
 
 
-def observed(site: Site, tensors: list[torch.Tensor]) -> Observation:
+def observe_and_roll_back(site: Site, tensors: list[torch.Tensor]) -> Observation:
     """Call :func:`~torch2ort.pythonop.abstract_run.forward_probe.observe`, and undo its side effects."""
     if site.internal:
         return observe(site, tensors)[0]
     from torch2ort.sizes.symbols import environment_of, unbound_values  # sympy is slow to import
 
-    traces = _open.get(site)
-    if traces is None:
-        traces = Traces()
-        traces.remove()
+    function_writes = _function_writes_of.get(site)
+    if function_writes is None:
+        function_writes = FunctionWrites()
+        function_writes.remove()
     fake = any(private.is_fake(t) for t in tensors)
-    given = traces.originals.stand_ins(site, tensors)
+    given = function_writes.originals.stand_ins(site, tensors)
     tensors.clear()
     with (
         unbound_values(next((environment_of(t) for t in given), None)),
         private.untraced_modules(),
-        contextlib.nullcontext() if fake else traces.originals.put_back(),
-        traces.running(site) as (written, state),
-        Undone(given) as undone,
+        contextlib.nullcontext() if fake else function_writes.originals.put_back(),
+        function_writes.running(site) as (written, state),
+        TensorRollback(given) as undone,
     ):
-        held = traces.originals.held(site, given)
+        held = function_writes.originals.held(site, given)
         seen, left = observe(site, given, held)
-        traces.note_tensors(site, seen.made)
+        function_writes.note_tensors(site, seen.made)
         written += ["a tensor"] * undone.has_writes()
         # NumPy does not report new memory, but new memory is freed when the run ends.
         written += ["a tensor" for memory in seen.found if not memory.expired()]
-        if traces.is_trained(site):
-            with _as_before(state), traces.originals.same_gradients():
+        if function_writes.is_trained(site):
+            with _as_before(state), function_writes.originals.same_gradients():
                 gradients = [like_gradient(t) for t in seen.outputs]
                 ended, layout = refuse_backward(site, left, seen.result, gradients)
             seen = replace(seen, backward=(ended or not fake, layout))
@@ -283,29 +283,29 @@ def _same_generators() -> Iterator[None]:
         generators.restore()
 
 
-def results(
+def run_isolated(
     site: Site,
     tensors: list[torch.Tensor],
     run: Callable[[Site, list[torch.Tensor]], list[torch.Tensor]] = results_of,
 ) -> list[torch.Tensor]:
     """Return the result of ``run`` for real tensors; each call has the same state and random numbers."""
-    traces = _open.get(site) or Traces()
+    function_writes = _function_writes_of.get(site) or FunctionWrites()
     with (
         _same_generators(),
         private.without_fake_mode(),
         private.untraced_modules(),
         torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-        traces.originals.put_back(),
-        traces.originals.same_gradients(),
-        untouched(site.func_name, tuple(value for _, value in _roots(site)), code=True),
-        Undone(tensors),
+        function_writes.originals.put_back(),
+        function_writes.originals.same_gradients(),
+        restoring_state(site.func_name, tuple(value for _, value in _roots(site)), code=True),
+        TensorRollback(tensors),
     ):
         torch.manual_seed(0)
-        return run(site, traces.originals.stand_ins(site, tensors))
+        return run(site, function_writes.originals.stand_ins(site, tensors))
 
 
 @contextlib.contextmanager
-def untouched(path: str, value: Any, *, code: bool) -> Iterator[None]:
+def restoring_state(path: str, value: Any, *, code: bool) -> Iterator[None]:
     """Restore everything that is reachable from ``value`` when the context ends.
 
     Args:
@@ -323,12 +323,12 @@ def untouched(path: str, value: Any, *, code: bool) -> Iterator[None]:
             place.restore()
 
 
-_open: weakref.WeakKeyDictionary[Site, Traces] = weakref.WeakKeyDictionary()
+_function_writes_of: weakref.WeakKeyDictionary[Site, FunctionWrites] = weakref.WeakKeyDictionary()
 
 
-def open_traces(site: Site, traces: Traces) -> None:
-    """Set the traces of the export in which ``site`` is being traced."""
-    _open[site] = traces
+def set_function_writes(site: Site, function_writes: FunctionWrites) -> None:
+    """Set the writes of the export in which ``site`` is being traced."""
+    _function_writes_of[site] = function_writes
 
 
 def _roots(site: Site) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from torch2ort.errors import ExportError
-from torch2ort.pythonop.abstract_run.object_rollback import Traces
+from torch2ort.pythonop.abstract_run.object_rollback import FunctionWrites
 from torch2ort.pythonop.abstract_run.opaque_objects import steps_unseen
 from torch2ort.pythonop.site import TENSOR, Site
 
@@ -24,14 +24,14 @@ _CONTAINERS = (list, dict, set, bytearray)
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 
 
-def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
+def find_per_call_arguments(sites: Iterable[Site], function_writes: FunctionWrites) -> None:
     """Fill :attr:`Site.fresh`, ``shared``, ``keeps_state`` and ``remembers``.
 
     It must be called when only the model holds references to its objects.
 
     Args:
         sites: the sites of one export.
-        traces: the places that the abstract runs wrote to.
+        function_writes: the places that the abstract runs wrote to.
 
     Raises:
         ExportError: forward creates an object in each call, passes it to two Functions, and one writes to it;
@@ -39,7 +39,7 @@ def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
     """
     sites = list(sites)
     uses = collections.Counter(id(a) for site in sites for a in site.arguments)
-    written = {id(site.arguments[i]) for site in sites for i in _written(site, traces)}
+    written = {id(site.arguments[i]) for site in sites for i in _written(site, function_writes)}
     for site in sites:
         shared: set[int] = set()
         fresh = []
@@ -58,12 +58,14 @@ def find_fresh(sites: Iterable[Site], traces: Traces) -> None:
                 fresh.append(i)
                 shared.update(_held(site.arguments[i]))
         site.fresh, site.shared = tuple(fresh), frozenset(shared)
-        site.keeps_state = any(i not in fresh for i in _written(site, traces))
-        paths = traces.written.get(site.key, ())
+        site.keeps_state = any(i not in fresh for i in _written(site, function_writes))
+        paths = function_writes.written.get(site.key, ())
         site.remembers = any(not any(_is_within(path, i) for i in fresh) for path in paths)
 
 
-def anew(site: Site, forward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> Any:
+def with_copied_arguments(
+    site: Site, forward: Callable[..., Any], setup_context: Callable[..., Any] | None
+) -> Any:
     """Return ``forward``, in the style with a context, which gets copies of per-call arguments."""
 
     def copied(arguments: tuple[Any, ...]) -> list[Any]:
@@ -105,9 +107,9 @@ def _stepping(values: Any, key: Any, uses: int = 1) -> type | None:
     return next((inner for inner in found if inner is not None), None)
 
 
-def _written(site: Site, traces: Traces) -> set[int]:
+def _written(site: Site, function_writes: FunctionWrites) -> set[int]:
     """Return the positions of the arguments that ``site``'s forward wrote to."""
-    paths = traces.written.get(site.key, ())
+    paths = function_writes.written.get(site.key, ())
     return {i for i in range(len(site.arguments)) for path in paths if _is_within(path, i)}
 
 

@@ -27,7 +27,7 @@ _HAND_OUT: frozenset[Any] = frozenset(
 )
 
 
-class Undone(private.TorchDispatchMode):
+class TensorRollback(private.TorchDispatchMode):
     """Context that undoes at exit the writes of code to tensors that existed before.
 
     Args:
@@ -40,10 +40,10 @@ class Undone(private.TorchDispatchMode):
         # Memory that is freed meanwhile was new: NumPy does not report that. So no reference here keeps it.
         self._before: dict[StorageWeakRef, torch.UntypedStorage] = {}
         self._written: set[StorageWeakRef] = set()
-        self._moved: list[Place] = []
+        self._moved: list[TensorPlacement] = []
         self._handed_out = _HandedOut(self)
 
-    def __enter__(self) -> Undone:
+    def __enter__(self) -> TensorRollback:
         self._handed_out.__enter__()
         super().__enter__()
         return self
@@ -54,7 +54,7 @@ class Undone(private.TorchDispatchMode):
         written = [t for t in private.written_arguments(func, args, kwargs) if private.is_plain(t)]
         older = [t for t in written if self.remember(t) in self._before]
         self._written |= memory(older)
-        before = [Place(t) for t in older]
+        before = [TensorPlacement(t) for t in older]
         result = func(*args, **kwargs)
         self._moved += [place for place in before if place.is_left()]
         made = [t for t in _tensors(result) if private.is_plain(t)]
@@ -103,7 +103,7 @@ class Undone(private.TorchDispatchMode):
 class _HandedOut(TorchFunctionMode):
     """Observer that saves tensors whose memory leaves torch."""
 
-    def __init__(self, undone: Undone) -> None:
+    def __init__(self, undone: TensorRollback) -> None:
         super().__init__()
         self._undone = undone
 
@@ -114,7 +114,7 @@ class _HandedOut(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Place:
+class TensorPlacement:
     """Memory of a tensor: the storage, and the part of it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -135,14 +135,14 @@ class Place:
         return True
 
 
-def places(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Place]]:
+def places(values: Iterable[tuple[str, Any]]) -> list[tuple[str, TensorPlacement]]:
     """Return the places of the tensors among values, with their paths.
 
     An assignment of other memory (``t.data = other``) is not an operator, and does not change the tensor's
     owner.
     """
     kinds = (torch.Tensor, torch.nn.Parameter)
-    return [(path, Place(v)) for path, v in values if type(v) in kinds and private.is_plain(v)]
+    return [(path, TensorPlacement(v)) for path, v in values if type(v) in kinds and private.is_plain(v)]
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -120,7 +120,7 @@ class Table(Generic[Value]):
             done = self._matched | self._reported
             return [entry for name, entry in self._users.items() if name not in done]
 
-    def reported(self, name: str) -> bool:
+    def mark_reported(self, name: str) -> bool:
         """Mark ``name`` as reported, and return whether it was reported before."""
         with LOCK:
             before = name in self._reported

@@ -43,7 +43,7 @@ def report_unmatched(functions: Iterable[type[torch.autograd.Function]]) -> None
         known: dict[str, type] = dict(_all_functions()) if suspects else {}
         for entry in suspects:
             sentence = _fault(entry, table, met, known)
-            if sentence is not None and not table.reported(entry.name):
+            if sentence is not None and not table.mark_reported(entry.name):
                 warn(f"{table.verb}: {sentence}")
 
 
@@ -74,7 +74,7 @@ def _missing_operators() -> list[str]:
     for entry in symbolics.take_unmatched():
         namespace = entry.name.partition("::")[0]
         names = known_operators(namespace)
-        if names and not overloads(entry.name) and not symbolics.reported(entry.name):
+        if names and not overloads(entry.name) and not symbolics.mark_reported(entry.name):
             sentences.append(
                 f"register_symbolic: the library '{namespace}' has no operator '{entry.name}'"
                 f"{did_you_mean(nearest(entry.name, names))}"

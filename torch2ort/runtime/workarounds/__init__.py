@@ -13,7 +13,7 @@ from torch2ort.runtime.workarounds.sigmoid import divide_sigmoids
 from torch2ort.runtime.workarounds.sqrt_log import widen_roots
 from torch2ort.runtime.workarounds.topk_empty import guard_sorts
 
-__all__ = ["exact", "mended"]
+__all__ = ["apply_exact_workarounds", "apply_workarounds"]
 
 _ALL = (
     take_exact,
@@ -27,12 +27,12 @@ _ALL = (
 )
 
 
-def exact(model: onnx.ModelProto) -> onnx.ModelProto:
+def apply_exact_workarounds(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``model``, or a copy that checks indices and treats NaN as PyTorch does, in any session."""
     return guard_indices(keep_nan(take_exact(model)))
 
 
-def mended(model: onnx.ModelProto) -> onnx.ModelProto:
+def apply_workarounds(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``model``, or a copy that the installed onnxruntime computes as PyTorch does."""
     for apply in _ALL:
         model = apply(model)

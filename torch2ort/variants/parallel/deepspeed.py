@@ -53,7 +53,7 @@ _MARKS = frozenset(("ds_id", "_hp_mapping"))
 _Taken = list[tuple[MutableMapping[Any, Any], dict[Any, Any], list[Any]]]
 
 
-class Parted:
+class DeepSpeedModel:
     """A model that DeepSpeed trains.
 
     Args:
@@ -70,7 +70,7 @@ class Parted:
         self.weights = [weight for weight in kept if hasattr(weight, "ds_status")]
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
+    def gathered(self) -> Iterator[None]:
         """Context that restores the original model: whole weights, no hooks and attributes of DeepSpeed.
 
         Every process must enter it, as it must call any module whose weights are partitioned.
@@ -132,7 +132,7 @@ class Parted:
             attributes["_parameters"] = own
 
 
-def parted_by_deepspeed(model: torch.nn.Module) -> Parted | None:
+def deepspeed_model(model: torch.nn.Module) -> DeepSpeedModel | None:
     """Return ``model`` as one that DeepSpeed trains; ``None`` if it does not.
 
     Raises:
@@ -158,7 +158,7 @@ def parted_by_deepspeed(model: torch.nn.Module) -> Parted | None:
                 f"takes in a backward hook that a graph does not have. Call it for the ORTModule, or put an "
                 f"ORTModule inside of this module"
             )
-    return Parted(model, [weight for _, weight in weights])
+    return DeepSpeedModel(model, [weight for _, weight in weights])
 
 
 def _take(found: MutableMapping[Any, Any], is_own: Callable[[Any, Any], bool], taken: _Taken) -> None:

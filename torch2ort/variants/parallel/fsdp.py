@@ -65,13 +65,13 @@ def gathered(modules: list[Any]) -> Iterator[None]:
             module.reshard()
 
 
-def may_be_parted() -> bool:
+def has_process_group() -> bool:
     """Return True if there are processes that may share weights; every call of a model checks this."""
     return _HAS_PROCESSES and torch.distributed.is_initialized()
 
 
 def _sharded(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    if may_be_parted():
+    if has_process_group():
         from torch.distributed.fsdp import FSDPModule
 
         yield from ((name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torch2ort.variants.parallel.deepspeed import parted_by_deepspeed
+from torch2ort.variants.parallel.deepspeed import deepspeed_model
 from torch2ort.variants.parallel.fsdp import gathered, sharded_in
 
 
@@ -20,6 +20,6 @@ def whole(model: torch.nn.Module) -> Iterator[None]:
     Raises:
         ExportError: FSDP or DeepSpeed does something with the model that a graph would not.
     """
-    parted = parted_by_deepspeed(model)
-    with gathered(sharded_in(model)), parted.whole() if parted else contextlib.nullcontext():
+    parted = deepspeed_model(model)
+    with gathered(sharded_in(model)), parted.gathered() if parted else contextlib.nullcontext():
         yield

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 _Value = TypeVar("_Value")
 
 
-class Later(Generic[_Value]):
+class Lazy(Generic[_Value]):
     """A value that is made once, by the first thread that requests it.
 
     Args:
@@ -22,7 +22,7 @@ class Later(Generic[_Value]):
         self._lock = threading.RLock()
 
     def get(self) -> _Value:
-        """Return the value; not allowed after :meth:`forget`."""
+        """Return the value; not allowed after :meth:`release`."""
         if not self._made:
             with self._lock:
                 if not self._made:
@@ -31,7 +31,7 @@ class Later(Generic[_Value]):
                     self._make = None
         return self._made[0]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Release the value, and the function that makes it."""
         with self._lock:
             self._make = None
