@@ -1,7 +1,13 @@
 """The export cache in two processes: the first one exports, the second one reads its entry.
 
-Both train one step of the same model with one cache folder, and print the duration of their start.
-Run it with ``python examples/cache_two_processes.py``.
+Both train one step of the same model with one cache folder.
+Run it with ``python examples/cache_two_processes.py``. It prints, with a line for each entry of the cache:
+
+    first process: exported in 4.70 s; loss 0.163832, gradient 0.882401
+    second process: read out of the cache in 0.08 s; loss 0.163832, gradient 0.882401
+    what the cache holds:
+    f89f521dd708  2026-11-30 11:05   13.0 KiB  optimised backward  Model
+    5 entries, 297.2 KiB
 """
 
 from __future__ import annotations
@@ -49,23 +55,16 @@ def step(folder: str) -> None:
     loss.backward()
     gradient = module.get_parameter("first.weight").grad.norm()
     how = "read out of the cache" if module.exported.cache.hit else "exported"
-    print(
-        f"{how} in {sum(module.startup.values()):.2f} s; loss {loss:.6f}, gradient {gradient:.6f}", flush=True
-    )
+    print(f"{how} in {sum(module.startup.values()):.2f} s; loss {loss:.6f}, gradient {gradient:.6f}")
 
 
-def main() -> None:
-    """Start two processes, one after the other."""
+if __name__ == "__main__":
     if len(sys.argv) > 1:
         step(sys.argv[1])
-        return
+        sys.exit()
     with tempfile.TemporaryDirectory() as folder:
         for name in ("first", "second"):
             print(f"{name} process: ", end="", flush=True)
             subprocess.run([sys.executable, __file__, folder], check=True)
         print("what the cache holds:", flush=True)
         subprocess.run([sys.executable, "-m", "torch2ort", "cache", "--dir", folder, "list"], check=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,12 @@
 """LoRA: train small adapters beside frozen weights, on ONNX Runtime, and export the model with them.
 
 :class:`LowRank` adds ``x A B`` to a frozen layer; its backward computes no gradient of the frozen weight.
-Run it with ``python examples/lora.py``.
+Run it with ``python examples/lora.py``. It prints:
+
+    loss: eager 1.0331 to 0.7851, ORT 1.0331 to 0.7851
+    largest difference of a loss: 1.8e-07
+    trained 352 of 1160 numbers; the frozen ones are as before: True
+    export: 5e-07 from eager PyTorch
 """
 
 from __future__ import annotations
@@ -12,8 +17,6 @@ import torch
 from torch import Tensor, nn
 
 import torch2ort
-
-STEPS = 20
 
 
 class LowRank(torch.autograd.Function):
@@ -48,10 +51,10 @@ class Adapted(nn.Module):
 
 
 def train(module: nn.Module, x: Tensor, target: Tensor) -> list[float]:
-    """Return the loss of each step."""
+    """Return the losses of 20 steps."""
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=0.02)
     losses = []
-    for _ in range(STEPS):
+    for _ in range(20):
         optimizer.zero_grad()
         loss = (module(x) - target).square().mean()
         loss.backward()
@@ -60,25 +63,17 @@ def train(module: nn.Module, x: Tensor, target: Tensor) -> list[float]:
     return losses
 
 
-def main() -> None:
-    """Train with both engines from the same weights, compare, and run the export."""
+if __name__ == "__main__":
     torch.manual_seed(1)
     model = nn.Sequential(Adapted(nn.Linear(16, 32), 4), nn.GELU(), Adapted(nn.Linear(32, 8), 4))
     frozen = model[0].layer.weight.clone()
     x, target = torch.randn(32, 5, 16), torch.randn(32, 5, 8)
     eager, ort = train(copy.deepcopy(model), x, target), train(torch2ort.ORTModule(model), x, target)
-    print(
-        f"loss in {STEPS} steps: eager {eager[0]:.4f} to {eager[-1]:.4f}, ORT {ort[0]:.4f} to {ort[-1]:.4f}"
-    )
+    print(f"loss: eager {eager[0]:.4f} to {eager[-1]:.4f}, ORT {ort[0]:.4f} to {ort[-1]:.4f}")
     print(f"largest difference of a loss: {max(abs(a - b) for a, b in zip(eager, ort, strict=True)):.1e}")
+    count = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    print(
-        f"trained {trained} of {sum(p.numel() for p in model.parameters())} numbers; "
-        f"the frozen ones are as before: {torch.equal(frozen, model[0].layer.weight)}"
-    )
+    same = torch.equal(frozen, model[0].layer.weight)
+    print(f"trained {trained} of {count} numbers; the frozen ones are as before: {same}")
     served = torch2ort.export(model.eval(), x)(x)
     print(f"export: {(served - model(x)).abs().max():.0e} from eager PyTorch")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,11 @@
 """Reversible layers: backward computes each layer's input from its output, so depth does not cost memory.
 
 :class:`Reversible` runs all layers and saves the outputs of the last one; its backward inverts each layer.
-Run it with ``python examples/reversible_layers.py``.
+Run it with ``python examples/reversible_layers.py``. It prints:
+
+    loss: eager 1.5426 to 0.1925, ORT 1.5426 to 0.1925
+    largest difference of a loss: 1.2e-07
+    6 layers are one node, PythonOp_0, which keeps two activations
 """
 
 from __future__ import annotations
@@ -13,22 +17,14 @@ from torch import Tensor, nn
 
 import torch2ort
 
-STEPS = 20
-
-
-def residual(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the term that a layer adds to one half, computed from the other half."""
-    return torch.tanh(x @ weight)
-
 
 class Reversible(torch.autograd.Function):
-    """Layers ``a += residual(b, f); b += residual(a, g)`` with weights ``f, g, ...`` (Gomez et al. 2017)."""
+    """For each weight in turn: ``a, b = b, a + tanh(b @ weight)`` (Gomez et al. 2017)."""
 
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-        for f, g in zip(weights[::2], weights[1::2], strict=True):
-            a = a + residual(b, f)
-            b = b + residual(a, g)
+        for weight in weights:
+            a, b = b, a + torch.tanh(b @ weight)
         ctx.save_for_backward(a, b, *weights)
         return a, b
 
@@ -36,26 +32,17 @@ class Reversible(torch.autograd.Function):
     def backward(ctx, grad_a: Tensor, grad_b: Tensor) -> tuple[Tensor, ...]:
         a, b, *weights = ctx.saved_tensors
         grads = []
-        for f, g in zip(weights[-2::-2], weights[::-2], strict=True):
-            b, into_a, grad_g = undone(b, a, g, grad_b)
-            grad_a = grad_a + into_a
-            a, into_b, grad_f = undone(a, b, f, grad_a)
-            grad_b = grad_b + into_b
-            grads += [grad_g, grad_f]
+        for weight in reversed(weights):
+            added = torch.tanh(a @ weight)
+            of_product = grad_b * (1 - added * added)
+            grads.append(a.T @ of_product)
+            grad_a, grad_b = grad_b, grad_a + of_product @ weight.T
+            a, b = b - added, a
         return grad_a, grad_b, *reversed(grads)
 
 
-def undone(half: Tensor, other: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Subtract ``residual(other, weight)`` from `half`; return it, and gradients of `other` and `weight`."""
-    with torch.enable_grad():
-        other, weight = other.detach().requires_grad_(), weight.detach().requires_grad_()
-        added = residual(other, weight)
-        grad_other, grad_weight = torch.autograd.grad(added, (other, weight), grad)
-    return half - added.detach(), grad_other, grad_weight
-
-
 class ReversibleNet(nn.Module):
-    """A reversible body between two linear layers."""
+    """A reversible body between two linear layers; each of its layers has a weight for either half."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -68,10 +55,10 @@ class ReversibleNet(nn.Module):
 
 
 def train(module: nn.Module, x: Tensor) -> list[float]:
-    """Return the loss of each step."""
+    """Return the losses of 20 steps."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.005)
     losses = []
-    for _ in range(STEPS):
+    for _ in range(20):
         optimizer.zero_grad()
         loss = (module(x)[:, 0] - x.prod(1)).square().mean()
         loss.backward()
@@ -80,19 +67,12 @@ def train(module: nn.Module, x: Tensor) -> list[float]:
     return losses
 
 
-def main() -> None:
-    """Train with both engines from the same weights, and compare."""
+if __name__ == "__main__":
     torch.manual_seed(1)
     model, x = ReversibleNet(width=16, layers=6), torch.randn(32, 4)
     module = torch2ort.ORTModule(copy.deepcopy(model))
     eager, ort = train(model, x), train(module, x)
-    print(
-        f"loss in {STEPS} steps: eager {eager[0]:.4f} to {eager[-1]:.4f}, ORT {ort[0]:.4f} to {ort[-1]:.4f}"
-    )
+    print(f"loss: eager {eager[0]:.4f} to {eager[-1]:.4f}, ORT {ort[0]:.4f} to {ort[-1]:.4f}")
     print(f"largest difference of a loss: {max(abs(a - b) for a, b in zip(eager, ort, strict=True)):.1e}")
     (node,) = module.exported.python_ops
     print(f"{len(model.weights) // 2} layers are one node, {node.node_name}, which keeps two activations")
-
-
-if __name__ == "__main__":
-    main()

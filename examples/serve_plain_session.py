@@ -3,7 +3,12 @@
 A layer rounds its weights to 4 bits, by an autograd Function. The file holds graph and weights. A server
 needs the Function's class and torch2ort's operator library, but neither the model's code nor its checkpoint.
 
-Run it with ``python examples/serve_plain_session.py``.
+Run it with ``python examples/serve_plain_session.py``. It prints:
+
+    classifier.onnx: 8,268 bytes, onnxruntime 1.32.0
+    1 rows: as eager PyTorch, to 6e-08
+    4 rows: as eager PyTorch, to 6e-08
+    64 rows: as eager PyTorch, to 0e+00
 """
 
 from __future__ import annotations
@@ -46,12 +51,6 @@ class Classifier(nn.Module):
         return self.second(torch.relu(nn.functional.linear(x, weight, self.first.bias)))
 
 
-def export(model: nn.Module, path: Path) -> None:
-    """Write `model` for any batch size, as after its training."""
-    batch = torch.export.Dim("batch")
-    torch2ort.export(model.eval(), torch.randn(4, 16), dynamic_shapes={"x": {0: batch}}).save(path)
-
-
 def serve(path: Path) -> onnxruntime.InferenceSession:
     """Open the file as a server does, which has only the Function's class."""
     torch2ort.register_function(Quantise)
@@ -60,24 +59,17 @@ def serve(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), options)
 
 
-def main() -> None:
-    """Export, serve, and compare with eager PyTorch."""
+if __name__ == "__main__":
     torch.manual_seed(1)
-    model = Classifier()
+    model = Classifier().eval()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "classifier.onnx")
-        export(model, path)
+        torch2ort.export(model, torch.randn(4, 16), dynamic_shapes={"x": {0: "batch"}}).save(path)
         session = serve(path)
         print(f"{path.name}: {path.stat().st_size:,} bytes, onnxruntime {onnxruntime.__version__}")
-        (name,) = (value.name for value in session.get_inputs())
-        for rows in (1, 4, 64):
-            x = torch.randn(rows, 16)
-            (served,) = session.run(None, {name: x.numpy()})
-            with torch.no_grad():
-                expected = model(x).numpy()
-            np.testing.assert_allclose(served, expected, rtol=1e-4, atol=1e-5)
-            print(f"{rows} rows: as eager PyTorch, to {np.abs(served - expected).max():.0e}")
-
-
-if __name__ == "__main__":
-    main()
+    for rows in (1, 4, 64):
+        x = torch.randn(rows, 16)
+        (served,) = session.run(None, {"x": x.numpy()})
+        expected = model(x).detach().numpy()
+        np.testing.assert_allclose(served, expected, rtol=1e-4, atol=1e-5)
+        print(f"{rows} rows: as eager PyTorch, to {np.abs(served - expected).max():.0e}")

@@ -2,13 +2,20 @@
 
 This Function computes in numpy, so its sizes cannot be traced. Behind it every size is unknown, and operators
 there need more nodes, or cannot be exported. A shape inferer, one small callable, solves that.
+Run it with ``python examples/shape_inferer.py``. It prints:
 
-Run it with ``python examples/shape_inferer.py``.
+    before: 27 nodes, 3 sizes without a name
+      PythonOp   [u0,u1,u2]
+      Softmax    [u0,u1,u1]
+    after: 29 nodes, 0 sizes without a name
+      PythonOp   [batch,time-3,4]
+      Softmax    [batch,time-3,time-3]
+    largest difference to eager: 6.0e-08
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
 
 import numpy as np
 import torch
@@ -22,17 +29,8 @@ class Windows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, signal: Tensor, length: int) -> Tensor:
-        ctx.time = signal.shape[1]
         views = np.lib.stride_tricks.sliding_window_view(signal.detach().numpy(), length, axis=1)
         return torch.from_numpy(np.ascontiguousarray(views))
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        batch, windows, length = grad.shape
-        signal = grad.new_zeros(batch, ctx.time)
-        for offset in range(length):
-            signal[:, offset : offset + windows] += grad[:, :, offset]
-        return signal, None
 
 
 class Model(nn.Module):
@@ -50,7 +48,7 @@ class Model(nn.Module):
         return self.score(weights @ hidden).squeeze(-1)
 
 
-def infer_windows(node: Any, shapes: list[Any], dtypes: list[Any]) -> Any:
+def infer_windows(node, shapes, dtypes):
     """``time`` steps have ``time - length + 1`` windows; sizes are numbers or sympy expressions."""
     batch, time = shapes[0]
     length = node.arguments[1]
@@ -58,33 +56,24 @@ def infer_windows(node: Any, shapes: list[Any], dtypes: list[Any]) -> Any:
 
 
 def show(title: str, exported: torch2ort.ExportedModel) -> None:
-    """Print each node with the shapes of its outputs, and the number of unnamed sizes."""
+    """Print the number of unnamed sizes in a graph, and the shapes of two results."""
     graph = exported.proto.graph
-    values = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
-    unknown: set[str] = set()
-    lines = []
-    for node in graph.node:
-        made = [values[name].type.tensor_type.shape.dim for name in node.output if name in values]
-        sizes = [[d.dim_param or str(d.dim_value) for d in dims] for dims in made]
-        lines.append(f"  {node.op_type:10} {' '.join(f'[{chr(44).join(s)}]' for s in sizes)}")
-        unknown |= {size for s in sizes for size in s if size[:1] in "u_" and size[1:].isalnum()}
+    values = {v.name: v.type.tensor_type.shape.dim for v in (*graph.value_info, *graph.output)}
+    sizes = {name: [d.dim_param or str(d.dim_value) for d in dims] for name, dims in values.items()}
+    unknown = set(re.findall(r"\bu\d+", str(sizes)))
     print(f"{title}: {len(graph.node)} nodes, {len(unknown)} sizes without a name")
-    print("\n".join(lines))
+    for node in graph.node:
+        if node.op_type in ("PythonOp", "Softmax"):
+            print(f"  {node.op_type:10} [{','.join(sizes[node.output[-1]])}]")
 
 
-def main() -> None:
-    """Export without and with the inferer, and compare with eager at other sizes."""
+if __name__ == "__main__":
     torch.manual_seed(1)
     model, signal = Model().eval(), torch.randn(2, 10)
     shapes = {"signal": {0: torch.export.Dim("batch"), 1: torch.export.Dim("time", min=5)}}
     show("before", torch2ort.export(model, signal, dynamic_shapes=shapes))
-
     torch2ort.register_shape_inferer(Windows, infer_windows)
     exported = torch2ort.export(model, signal, dynamic_shapes=shapes)
     show("after", exported)
     other = torch.randn(3, 25)
     print(f"largest difference to eager: {(exported(other) - model(other)).abs().max():.1e}")
-
-
-if __name__ == "__main__":
-    main()

@@ -24,7 +24,7 @@ def test_the_char_transformer_trains_exports_and_reloads(more, tmp_path: Path) -
         env={**os.environ, "COLUMNS": "200"},
     )
     assert run.returncode == 0, run.stderr
-    assert "  __main__.SwiGLU, 1 calls\n" in run.stdout
+    assert "  char_model.SwiGLU, 1 calls\n" in run.stdout
     assert "  entmax.activations.Entmax15Function, 1 calls\n" in run.stdout
     assert "Served by a plain onnxruntime session: largest difference of a logit " in run.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"char_transformer.onnx", "char_transformer.png"}

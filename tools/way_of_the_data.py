@@ -1,4 +1,4 @@
-"""Draws the picture in the README from the text in ROWS.
+"""Drawing of the picture in docs/walkthrough.md from the text in ROWS.
 
 ``python tools/way_of_the_data.py > docs/way_of_the_data.svg`` writes it. A line is a row of boxes,
 separated by ``|``. A box is ``name: content``; a ``*`` before the name marks the user's own code. An arrow
@@ -10,10 +10,11 @@ from __future__ import annotations
 from html import escape
 
 ROWS = """
-* your model and a sample: its Functions stay as they are
-capture: torch.export; each call of a Function is one opaque operator
-symbolics: the program becomes ONNX; each call becomes a PythonOp node
-file: save, load, serve | inference: one session | training: forward and backward graphs
+* your model and a call: its Functions stay as they are
+capture: torch.export; each call of a Function is one opaque operator with a site
+inference, files: one traced program | training, differentiate: PyTorch's autograd, split into two halves
+symbolics: each program becomes ONNX; each call becomes a PythonOp node
+file: save, load, serve | inference: one session | training: forward and backward session
 ONNX Runtime: any onnxruntime from 1.20 on, or onnxruntime-training 1.19.2
 PythonOp, through C++: no copy of its inputs | PythonOpGrad, through C++: the context of its forward
 * Function.forward | * Function.backward
