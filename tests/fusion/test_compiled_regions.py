@@ -173,7 +173,7 @@ def test_one_library_is_for_all_sizes_and_for_the_next_process(libraries, tmp_pa
 @compiles
 def test_code_that_is_for_some_sizes_alone_is_not_used(libraries, monkeypatch):
     conditions = [[parse("n0") - 5 > 0], [sympy.Eq(parse("n0"), 4099)]]
-    monkeypatch.setattr(inductor.Trace, "conditions", lambda self: conditions.pop(0))
+    monkeypatch.setattr(inductor.InductorTrace, "conditions", lambda self: conditions.pop(0))
     assert isinstance(compile.compile_regions([VARYING])[VARYING], compile.CompiledRegion)
     unmade = compile.compile_regions([VARYING])[VARYING]
     assert unmade == compile.CompileFailure("UnknownCodeError: its code is for sizes where Eq(n0, 4099)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch2ort.fusion.cpp_source import Program, program_of, text_of
+from torch2ort.fusion.cpp_source import CppProgram, program_of, text_of
 from torch2ort.fusion.inductor_kernels import UnknownCodeError, record_calls
 from torch2ort.sizes.expressions import evaluate, parse
 
@@ -53,7 +53,7 @@ first(reinterpret_tensor(other, (3,), (1,), 3), result)
 return (reinterpret_tensor(result, (6,), (1,), 0),)"""
     found = record_calls(module(body), INPUTS)
     program, part = program_of("entry", found)
-    assert program == Program("entry", ((torch.float32, (6,)),), (24,))
+    assert program == CppProgram("entry", ((torch.float32, (6,)),), (24,))
     text = text_of([part], [kernel for kernel, _ in found.calls])
     assert text.count("#include <cstdint>") == 2  # of the kernel's, once, and of the library
     calls = [line.replace("reinterpret_cast", "").strip() for line in text.splitlines() if "::kernel" in line]
@@ -138,9 +138,9 @@ MADE = "result = empty_strided_cpu((2, 3), (3, 1), torch.float32)\n"
     [
         ("return extern_kernels.mm(x, x)", "NameError: name 'extern_kernels' is not defined"),
         ("return (torch.ops.aten.tanh(x),)", "tanh"),
-        ("return (x.tanh(),)", "'View' object has no attribute 'tanh'"),
+        ("return (x.tanh(),)", "'BufferView' object has no attribute 'tanh'"),
         (MADE + "first(x)\nreturn (result,)", "a kernel is called with a wrong number of arguments"),
-        (MADE + "first(result, x)\nreturn (result,)", "a kernel is called with View"),
+        (MADE + "first(result, x)\nreturn (result,)", "a kernel is called with BufferView"),
         (MADE + "first(x, 3)\nreturn (result,)", "a kernel is called with 3 for float"),
         (MADE + "return (reinterpret_tensor(result, (3,), (1,), 4),)", "a view is larger than its memory"),
         (MADE + "return (reinterpret_tensor(result, (3,), (1,), -1),)", "a view is larger than its memory"),
@@ -158,7 +158,7 @@ def test_a_module_that_does_anything_else_is_refused(body, said):
 @pytest.mark.parametrize("types", ["['const float*', 'int64_t']", "['float*', 'float*']"])
 def test_kernels_that_take_something_else_are_refused(types):
     body = MADE + "first(x, result)\nreturn (result,)"
-    with pytest.raises(UnknownCodeError, match="a kernel is called with View"):
+    with pytest.raises(UnknownCodeError, match="a kernel is called with BufferView"):
         record_calls(module(body, types=types), INPUTS)
 
 

@@ -14,7 +14,7 @@ from tests.stock.single_op_session import OneNode
 from tests.support.memory import resident_bytes
 from torch2ort.errors import EngineError
 from torch2ort.fusion import compiled_regions
-from torch2ort.fusion.cpp_source import Program
+from torch2ort.fusion.cpp_source import CppProgram
 from torch2ort.fusion.library_loader import loaded
 from torch2ort.fusion.region import decode_region, encode_region
 from torch2ort.fusion.region_function import FusedRegion
@@ -95,7 +95,7 @@ def region(written, monkeypatch):
     """A node that calls a function of the library, known as the region ``TWICE``."""
 
     def node(entry="twice", temporaries=(24,), read=None):
-        program = Program(entry, ((torch.float32, (2, 3)), (torch.bool, (2, 3))), temporaries)
+        program = CppProgram(entry, ((torch.float32, (2, 3)), (torch.bool, (2, 3))), temporaries)
         known = {TWICE: loaded(written, decode_region(TWICE), program)}
         monkeypatch.setattr(compiled_regions, "_LIBRARIES", type(compiled_regions._LIBRARIES)(known))
         return OneNode(FusedRegion, TWICE, [X], decode_region(TWICE).run([X]), read)
@@ -189,7 +189,7 @@ def test_other_sizes_than_it_was_compiled_for_are_refused(region, sizes):
 def rows(written, monkeypatch):
     """A node that calls a function for any number of rows, known as the region ``ROWS``."""
     outputs = ((torch.float32, (parse("n0"), 3)), (torch.bool, (parse("n0"), 3)))
-    program = Program("rows", outputs, (12 * parse("n0"),))
+    program = CppProgram("rows", outputs, (12 * parse("n0"),))
     known = {ROWS: loaded(written, decode_region(ROWS), program)}
     monkeypatch.setattr(compiled_regions, "_LIBRARIES", type(compiled_regions._LIBRARIES)(known))
     return OneNode(FusedRegion, ROWS, [X], decode_region(ROWS).run([X]))

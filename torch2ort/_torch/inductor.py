@@ -27,7 +27,7 @@ import torch
 _Function = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
-class Trace:
+class InductorTrace:
     """Fake tensors, some of whose sizes vary.
 
     Args:
@@ -70,7 +70,7 @@ def wrapper_of(
 
     Args:
         function: takes and returns tensors.
-        arguments: sample tensors, or tensors of a :class:`Trace`.
+        arguments: sample tensors, or tensors of a :class:`InductorTrace`.
         sizes: the symbolic sizes of the trace. The generated code takes them before the tensors.
         threads: as for :func:`compile_package`.
     """

@@ -13,7 +13,7 @@ from torch2ort.errors import OptionError
 Property: TypeAlias = "int | float | str"
 
 
-class Holder(Protocol):
+class ArrayOwner(Protocol):
     """An object that holds the arrays."""
 
     description: Description
@@ -38,7 +38,7 @@ class Parameter:
 
     requires_grad = True
 
-    def __init__(self, of: Holder, name: str) -> None:
+    def __init__(self, of: ArrayOwner, name: str) -> None:
         self._of, self.name = of, name
 
     @property
@@ -69,7 +69,7 @@ class Parameter:
 class Parameters:
     """The parameters of a checkpoint by their names; an iteration yields pairs of name and parameter."""
 
-    def __init__(self, of: Holder) -> None:
+    def __init__(self, of: ArrayOwner) -> None:
         self._of = of
 
     def __getitem__(self, name: str) -> Parameter:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch2ort.artifacts._onnxruntime import onnxruntime
 from torch2ort.artifacts.read_training_json import Description, read_model
-from torch2ort.artifacts.stateful_session import BoundRun, Runner, make_session
+from torch2ort.artifacts.stateful_session import BoundRun, SessionRunner, make_session
 from torch2ort.errors import ModelLoadError
 
 
@@ -24,7 +24,7 @@ class OpenSession:
     """
 
     session: onnxruntime.InferenceSession
-    runner: Runner | None
+    runner: SessionRunner | None
     inputs: frozenset[str]
 
     def run(
@@ -86,7 +86,7 @@ class SessionFactory:
         session = make_session(content, str(path), self._providers, self._options, runner)
         return OpenSession(session, runner, frozenset(value.name for value in session.get_inputs()))
 
-    def _runner(self, content: bytes, path: Path) -> Runner | None:
+    def _runner(self, content: bytes, path: Path) -> SessionRunner | None:
         if not self._description.functions:
             return None
         try:

@@ -17,7 +17,7 @@ from torch2ort.artifacts.batch import BatchReader
 from torch2ort.artifacts.checkpoint import Progress, read_checkpoint, write_checkpoint
 from torch2ort.artifacts.model_sessions import OpenSession, SessionFactory
 from torch2ort.artifacts.read_training_json import read_description, read_model
-from torch2ort.artifacts.stateful_session import BoundRun, State, device_of, on_device
+from torch2ort.artifacts.stateful_session import BoundRun, DeviceTensors, device_of, on_device
 from torch2ort.artifacts.write_inference_model import write_inference_model
 
 
@@ -64,7 +64,7 @@ class TrainingSession:
         arrays, progress = self._read(self._folder / files.CHECKPOINT, start)
         opened = self._opener.open(self._folder / files.TRAIN_STEP)
         device = device_of(opened.session)
-        self._state = State(arrays, device)
+        self._state = DeviceTensors(arrays, device)
         self._lr_value = on_device(np.array(progress.lr, np.float32), device)
         self._seed_value = on_device(np.zeros(2, np.int64), device)
         self._reader = BatchReader(self.description)

@@ -13,7 +13,7 @@ from torch2ort.errors import EngineError, ModelLoadError, OptionError
 from torch2ort.providers import checked, name_of, session_providers
 
 
-class Runner(Protocol):
+class SessionRunner(Protocol):
     """A runner of the sessions over a file that calls Functions."""
 
     content: bytes
@@ -30,7 +30,7 @@ def make_session(
     name: str,
     providers: Sequence[Any] | None,
     options: Any = None,
-    runner: Runner | None = None,
+    runner: SessionRunner | None = None,
 ) -> onnxruntime.InferenceSession:
     """Make a session over one of the files.
 
@@ -92,7 +92,7 @@ def on_device(array: np.ndarray[Any, Any], device: str) -> onnxruntime.OrtValue:
     return made
 
 
-class State:
+class DeviceTensors:
     """Two sets of named tensors on a device: one is read by a run, and the other is written.
 
     Args:
@@ -137,7 +137,7 @@ class BoundRun:
         fixed: Mapping[str, onnxruntime.OrtValue],
         written: Mapping[str, onnxruntime.OrtValue],
         results: Sequence[str],
-        runner: Runner | None = None,
+        runner: SessionRunner | None = None,
     ) -> None:
         self._session, self._runner = session, runner
         self._binding = session.io_binding()

@@ -19,7 +19,7 @@ from torch2ort.artifacts.checkpoint import Progress, description_in, read_checkp
 from torch2ort.artifacts.checkpoint_parameters import Parameters, Properties
 from torch2ort.artifacts.model_sessions import OpenSession, SessionFactory
 from torch2ort.artifacts.read_training_json import Description, read_description, read_model
-from torch2ort.artifacts.stateful_session import BoundRun, State, device_of, first_values, on_device
+from torch2ort.artifacts.stateful_session import BoundRun, DeviceTensors, device_of, first_values, on_device
 from torch2ort.artifacts.write_inference_model import write_inference_model
 from torch2ort.errors import OptionError, SchemaMismatchError
 
@@ -36,10 +36,10 @@ class CheckpointState:
     def __init__(self, folder: Path, description: Description, arrays: Any, progress: Progress) -> None:
         self.folder, self.description = folder, description
         self._arrays, self.progress = arrays, progress
-        self._state: State | None = None
+        self._state: DeviceTensors | None = None
         self.parameters = Parameters(self)
         self.properties = Properties(progress.properties)
-        self._gradients: State | None = None
+        self._gradients: DeviceTensors | None = None
 
     @classmethod
     def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
@@ -127,10 +127,10 @@ class CheckpointState:
         else:
             self._state.load({name: array})
 
-    def on(self, device: str) -> State:
+    def on(self, device: str) -> DeviceTensors:
         """Move the tensors to a device, at the first call, and return them."""
         if self._state is None:
-            self._state, self._arrays = State(self._arrays, device), {}
+            self._state, self._arrays = DeviceTensors(self._arrays, device), {}
         return self._state
 
 
@@ -176,7 +176,7 @@ class Module:
         gradients = {
             buffer: state.description.parameters[name] for name, buffer in state.description.gradients.items()
         }
-        self.gradients = state._gradients = State(first_values(gradients), self.state.device)
+        self.gradients = state._gradients = DeviceTensors(first_values(gradients), self.state.device)
         self._fresh = on_device(np.ones(1, np.bool_), self.state.device)
         self._seed = on_device(np.zeros(2, np.int64), self.state.device)
         self._draws = 0

@@ -55,7 +55,7 @@ class TooLongError(Exception):
 
 
 @dataclass(frozen=True)
-class Program:
+class MeasuredProgram:
     """A part of a half in ONNX, for a measurement.
 
     Attributes:
@@ -67,7 +67,7 @@ class Program:
     sites: Sequence[Site]
 
     @classmethod
-    def of(cls, half: Half, rewriting: Rewriting, target: Target) -> Program:
+    def of(cls, half: Half, rewriting: Rewriting, target: Target) -> MeasuredProgram:
         """Translate a rewritten half.
 
         Raises:
@@ -127,7 +127,7 @@ def ways(
     """
     half, operator = alone(node)
     given = _numbers(half, _BOUNDS[node.target](node) if node.target in _BOUNDS else 2)
-    program = Program.of(half, Rewriting(half.graph_module.graph), target)
+    program = MeasuredProgram.of(half, Rewriting(half.graph_module.graph), target)
     found = _twice(program, given, options, seconds)
     expected = found[RULE]()
     for alternative in alternatives:
@@ -135,7 +135,7 @@ def ways(
         rewriting = Rewriting(half.graph_module.graph)
         try:
             alternative.rewrite(rewriting, operator)
-            other = Program.of(half, rewriting, target)
+            other = MeasuredProgram.of(half, rewriting, target)
             if other.text == program.text:
                 continue
             way = other.way(given, options)
@@ -151,7 +151,7 @@ def ways(
 
 
 def layouts(
-    standing: Program, laid: Program, like: Half, options: Options, seconds: float = math.inf
+    standing: MeasuredProgram, laid: MeasuredProgram, like: Half, options: Options, seconds: float = math.inf
 ) -> dict[str, Way]:
     """Return ways to compute a region of images.
 
@@ -169,7 +169,9 @@ def layouts(
     return {**_twice(standing, given, options, seconds), LAID: laid.way(given, options)}
 
 
-def _twice(program: Program, given: Sequence[Any], options: Options, seconds: float) -> dict[str, Way]:
+def _twice(
+    program: MeasuredProgram, given: Sequence[Any], options: Options, seconds: float
+) -> dict[str, Way]:
     """Return the rule's way in two sessions, whose times differ by some percent with their memory's place."""
     way = program.way(given, options)
     way()

@@ -23,7 +23,7 @@ from torch2ort.autotune.microbenchmark import (
     AGAIN,
     LAID,
     RULE,
-    Program,
+    MeasuredProgram,
     Timer,
     TooLongError,
     Way,
@@ -144,12 +144,12 @@ class Tuner:
         by_rule, laid_out = map(self._tuned, (standing, other))
         return layouts(by_rule, laid_out, standing, self._options, most)
 
-    def _tuned(self, half: Half) -> Program:
+    def _tuned(self, half: Half) -> MeasuredProgram:
         """Translate a half, with its operators as they are measured."""
         rewriting = Rewriting(half.graph_module.graph)
         compute_channels_last(rewriting, half.graph_module.graph)
         self.tune(rewriting, logging.DEBUG)
-        return Program.of(half, rewriting, self._target)
+        return MeasuredProgram.of(half, rewriting, self._target)
 
     def _is_measured(self, node: torch.fx.Node) -> bool:
         return node.target in self._table and is_fixed(node) and elements(node) >= LARGE
@@ -228,7 +228,7 @@ def _import_translations(target: Target) -> None:
     made = graph.call_function(torch.ops.aten.add.Tensor, (given, 1))
     made.meta["val"] = given.meta["val"] + 1
     half, _ = alone(made)
-    Program.of(half, Rewriting(half.graph_module.graph), target)
+    MeasuredProgram.of(half, Rewriting(half.graph_module.graph), target)
 
 
 def winner(seconds: Mapping[str, float]) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch2ort._torch import dispatch as private
 from torch2ort.capture.aliased_outputs import Origin
 from torch2ort.capture.grad_mode_regions import GradModeRegions
-from torch2ort.capture.output_views import ITEM, Step, View, makes_views
+from torch2ort.capture.output_views import ITEM, OutputView, Step, makes_views
 from torch2ort.sizes import expressions as sizes
 from torch2ort.sizes.symbols import named, program_size_names
 
@@ -27,7 +27,7 @@ _LIKE_ANOTHER: Final[dict[Any, Any]] = {
 
 def views_of(
     program: torch.export.ExportedProgram, origins: Sequence[Origin], tracked: Sequence[bool], prefix: str
-) -> tuple[View | None, ...]:
+) -> tuple[OutputView | None, ...]:
     """Describe each output of ``program`` that is a view; ``None`` for other outputs.
 
     Args:
@@ -78,7 +78,7 @@ class _Search:
         # The first entry of each chain is the output itself.
         self._position = {chain[0][0]: i for i, chain in reversed([*enumerate(self._chains)]) if chain}
 
-    def views(self) -> tuple[View | None, ...]:
+    def views(self) -> tuple[OutputView | None, ...]:
         """Return a view or ``None`` for each output."""
         found = [self._view(i) if chain else None for i, chain in enumerate(self._chains)]
         bases = {v.base for v in found if v is not None}
@@ -87,7 +87,7 @@ class _Search:
             for i, v in enumerate(found)
         )
 
-    def _view(self, position: int) -> View | None:
+    def _view(self, position: int) -> OutputView | None:
         chain = self._chains[position]
         for node, steps in reversed(chain[1:]):
             base: tuple[str, int | str] | None = self._given.get(node)
@@ -97,10 +97,10 @@ class _Search:
             if base is None and node in self._position and _holds_for_a_copy(steps, node):
                 base = ("output", self._position[node])
             if base is not None and steps and _memory(node) == _memory(chain[0][0]):
-                return View(base, steps)
+                return OutputView(base, steps)
         return None
 
-    def _sibling(self, position: int, views: Sequence[View | None]) -> View | None:
+    def _sibling(self, position: int, views: Sequence[OutputView | None]) -> OutputView | None:
         """Return the output as a part of another one that covers all of the memory that both are views of."""
         chain = self._chains[position]
         if not chain or len(chain) == 1:
@@ -119,7 +119,7 @@ class _Search:
             if other == position or where is None:
                 return None
             recorded = all(step.recorded for step in chain[-1][1])
-            return View(("output", other), (Step(str(_STRIDED), where, recorded=recorded),))
+            return OutputView(("output", other), (Step(str(_STRIDED), where, recorded=recorded),))
         return None
 
     def _chain(self, node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, tuple[Step, ...]]]:

@@ -9,7 +9,7 @@ import torch
 
 from torch2ort.capture.aliased_outputs import Origin, put_back
 from torch2ort.capture.orphan_grad_outputs import DeadEnd, put_dead_ends
-from torch2ort.capture.output_views import View, put_views
+from torch2ort.capture.output_views import OutputView, put_views
 
 
 class Ties(NamedTuple):
@@ -23,7 +23,7 @@ class Ties(NamedTuple):
     """
 
     origins: tuple[Origin, ...]
-    views: tuple[View | None, ...]
+    views: tuple[OutputView | None, ...]
     tracked: tuple[bool, ...]
     dead_ends: tuple[DeadEnd, ...]
 
@@ -74,7 +74,7 @@ class Ties(NamedTuple):
         """Load the result of :meth:`stored`."""
         return cls(
             tuple(None if o is None else (o[0], o[1]) for o in data["origins"]),
-            tuple(None if v is None else View.loaded(v) for v in data["views"]),
+            tuple(None if v is None else OutputView.loaded(v) for v in data["views"]),
             tuple(data["tracked"]),
             tuple(DeadEnd(output, leaf, tuple(i), tuple(w)) for output, leaf, i, w in data["dead_ends"]),
         )

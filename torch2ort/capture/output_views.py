@@ -38,7 +38,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class View:
+class OutputView:
     """An output that is made from a tensor of the caller.
 
     Attributes:
@@ -58,7 +58,7 @@ class View:
         return [list(self.base), steps]
 
     @classmethod
-    def loaded(cls, data: Any) -> View:
+    def loaded(cls, data: Any) -> OutputView:
         """Load the result of :meth:`stored`."""
         base, steps = data
         made = (
@@ -123,7 +123,7 @@ def _evaluated(value: Any, values: Mapping[str, int]) -> Any:
 
 def put_views(
     outputs: list[torch.Tensor],
-    views: Sequence[View | None],
+    views: Sequence[OutputView | None],
     tracked: Sequence[bool],
     inputs: Sequence[torch.Tensor],
     weights: Mapping[str, torch.Tensor],

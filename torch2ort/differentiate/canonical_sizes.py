@@ -17,7 +17,7 @@ from torch2ort.sizes.expressions import plain, symbol
 from torch2ort.sizes.symbols import expression_of, is_number
 
 
-class NamedSizes:
+class CanonicalSizes:
     """The names of one region's sizes.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.differentiate.aliasing import VIEWS
-from torch2ort.differentiate.canonical_sizes import NamedSizes
+from torch2ort.differentiate.canonical_sizes import CanonicalSizes
 from torch2ort.differentiate.fusible_ops import MADE, POINTWISE, is_fusible, name_of
 from torch2ort.differentiate.recompute import SMALLEST, is_large
 from torch2ort.differentiate.symbolic_shapes import elements
@@ -266,7 +266,7 @@ class _Region:
 
     nodes: Sequence[torch.fx.Node]
     outputs: Sequence[torch.fx.Node]
-    sizes: NamedSizes
+    sizes: CanonicalSizes
     text: str
 
 
@@ -277,7 +277,7 @@ def _region_of(nodes: Sequence[torch.fx.Node]) -> _Region | None:
     inputs = _inputs_of(nodes)
     read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if _is_number(n))
     try:
-        sizes = NamedSizes([n.meta["val"] for n in inputs], list(read))
+        sizes = CanonicalSizes([n.meta["val"] for n in inputs], list(read))
         return _Region(nodes, outputs, sizes, _text_of(nodes, inputs, sizes, outputs))
     except ValueError:
         return None
@@ -306,7 +306,7 @@ def _replace(region: _Region, maker: SiteMaker) -> None:
 def _text_of(
     nodes: Sequence[torch.fx.Node],
     inputs: Sequence[torch.fx.Node],
-    sizes: NamedSizes,
+    sizes: CanonicalSizes,
     outputs: Sequence[torch.fx.Node],
 ) -> str:
     """Return the text of a region, which is equal for all regions that compute the same.

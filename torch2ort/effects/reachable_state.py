@@ -38,11 +38,11 @@ _NO_HINT = -1
 HOOKS_OF_ALL = "hooks of all modules"
 
 
-class State(Holder[Any]):
+class NativeState(Holder[Any]):
     """An object written in C whose state advances when it is used."""
 
 
-class GeneratorState(State):
+class GeneratorState(NativeState):
     """A random generator."""
 
     def read(self) -> Any:
@@ -70,7 +70,7 @@ class GeneratorState(State):
         return bool(repr_of(contents) == repr_of(self.before))
 
 
-class IrreversibleState(State):
+class IrreversibleState(NativeState):
     """An object whose state cannot be restored."""
 
     def write(self, contents: Any) -> None:
@@ -107,7 +107,7 @@ def _inner(value: Any) -> Any:
             return value
 
 
-class ContextVariable(State):
+class ContextVariable(NativeState):
     """A ``contextvars.ContextVar``."""
 
     def read(self) -> Any:

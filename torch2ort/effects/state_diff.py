@@ -14,8 +14,8 @@ from torch2ort.effects.reachable_state import (
     HOOKS_OF_ALL,
     ContextVariable,
     IteratorPosition,
+    NativeState,
     ReachableState,
-    State,
     readable,
 )
 from torch2ort.effects.side_effects import ContentsWritten, ItemsWritten, KeysWritten, Write
@@ -251,7 +251,7 @@ def _refuse(changed: Changed) -> None:
             "which a graph cannot do. Set it before the call",
             key,
         )
-    if isinstance(holder, State):
+    if isinstance(holder, NativeState):
         raise EffectError(
             f"draws from {readable(holder.path)}, a {type(holder.value).__name__}",
             "and a graph would repeat what its export got. Draw with torch, as torch.rand(()), or pass the "

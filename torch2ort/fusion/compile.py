@@ -23,7 +23,7 @@ from torch2ort._torch import inductor as private
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.store.graph_entries import EntryContent
 from torch2ort.cache.store.store import Entry
-from torch2ort.fusion.cpp_source import Program, program_of, text_of
+from torch2ort.fusion.cpp_source import CppProgram, program_of, text_of
 from torch2ort.fusion.inductor_kernels import Kernel, UnknownCodeError, record_calls
 from torch2ort.fusion.library_loader import loaded
 from torch2ort.fusion.region import (
@@ -120,7 +120,7 @@ def surroundings() -> dict[str, str]:
 @exclusive.exporting()
 def _in_one_library(texts: Sequence[str]) -> dict[str, CompiledRegion | CompileFailure]:
     """Return the regions that inductor compiles to kernels only, and the reason for each of the others."""
-    programs: dict[str, Program] = {}
+    programs: dict[str, CppProgram] = {}
     parts: list[str] = []
     kernels: list[Kernel] = []
     made: dict[str, CompiledRegion | CompileFailure] = {}
@@ -194,7 +194,7 @@ def _code_of(region: Region) -> str:
     """
     if not region.varying:
         return private.wrapper_of(region.run, _samples(region), threads=_threads())
-    trace = private.Trace(dict(zip(region.varying, _HINTS, strict=False)))
+    trace = private.InductorTrace(dict(zip(region.varying, _HINTS, strict=False)))
     arguments = tuple(trace.tensor(dtype, shape_of(sizes, trace.sizes)) for dtype, sizes in region.inputs)
     code = private.wrapper_of(region.run, arguments, tuple(trace.sizes.values()), threads=_threads())
     for condition in trace.conditions():
@@ -221,13 +221,13 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
-def _encoded(program: Program) -> str:
+def _encoded(program: CppProgram) -> str:
     return json.dumps([program.entry, shapes_as_json(program.outputs), as_json(program.temporaries)])
 
 
-def _decoded(text: str) -> Program:
+def _decoded(text: str) -> CppProgram:
     entry, outputs, temporaries = json.loads(text)
-    return Program(entry, read_shapes(outputs), tuple(map(read, temporaries)))
+    return CppProgram(entry, read_shapes(outputs), tuple(map(read, temporaries)))
 
 
 def _threads() -> int:

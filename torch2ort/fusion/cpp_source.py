@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from torch2ort.fusion.inductor_kernels import Buffer, Kernel, RecordedModule, UnknownCodeError, View
+from torch2ort.fusion.inductor_kernels import Buffer, BufferView, Kernel, RecordedModule, UnknownCodeError
 from torch2ort.fusion.region import Shape, Size
 
 _INCLUDE = re.compile(r"^\s*#include\b.*$", re.MULTILINE)
@@ -43,7 +43,7 @@ TORCH2ORT_EXPORT void {entry}(const int64_t* sizes, int64_t* numbers) {{
 
 
 @dataclass(frozen=True)
-class Program:
+class CppProgram:
     """The calling convention of a region in its library.
 
     Attributes:
@@ -66,7 +66,7 @@ class Program:
         return f"{self.entry}_numbers"
 
 
-def program_of(entry: str, found: RecordedModule, varying: Sequence[str] = ()) -> tuple[Program, str]:
+def program_of(entry: str, found: RecordedModule, varying: Sequence[str] = ()) -> tuple[CppProgram, str]:
     """Return the calling convention of a region, and its part of the library's source.
 
     Args:
@@ -85,7 +85,7 @@ def program_of(entry: str, found: RecordedModule, varying: Sequence[str] = ()) -
         name, _ = kernels.setdefault(id(kernel), (f"{entry}_{len(kernels)}", kernel))
         arguments = (
             f"reinterpret_cast<{kind}>({_address(value, places, names)})"
-            if isinstance(value, View)
+            if isinstance(value, BufferView)
             else _in_cpp(value, names)
             for kind, value in zip(kernel.types, given, strict=True)
         )
@@ -98,7 +98,7 @@ def program_of(entry: str, found: RecordedModule, varying: Sequence[str] = ()) -
     first = len(found.inputs) + len(found.outputs)
     temporaries = tuple(buffer.size for buffer, place in places.items() if place >= first)
     outputs = tuple((view.dtype, view.sizes) for view in found.outputs)
-    program = Program(entry, outputs, temporaries)
+    program = CppProgram(entry, outputs, temporaries)
     if varying:
         told = [*(size for view in (*found.inputs, *found.outputs) for size in view.sizes), *temporaries]
         lines = (f"  numbers[{i}] = {_in_cpp(size, names)};" for i, size in enumerate(told))
@@ -117,7 +117,7 @@ def text_of(parts: Iterable[str], kernels: Iterable[Kernel]) -> str:
     return "\n".join([*includes, _PRELUDE, *parts])
 
 
-def _places(found: RecordedModule) -> tuple[Mapping[Buffer, int], list[tuple[int, View]]]:
+def _places(found: RecordedModule) -> tuple[Mapping[Buffer, int], list[tuple[int, BufferView]]]:
     """Return the index of each buffer among the addresses, and the outputs that are copied at the end.
 
     A buffer that consists of one output is that output's memory; other outputs are copied from their buffers.
@@ -137,7 +137,7 @@ def _places(found: RecordedModule) -> tuple[Mapping[Buffer, int], list[tuple[int
     return places, copies
 
 
-def _address(view: View, places: Mapping[Buffer, int], names: Mapping[str, str]) -> str:
+def _address(view: BufferView, places: Mapping[Buffer, int], names: Mapping[str, str]) -> str:
     return f"memory[{places[view.buffer]}] + {_in_cpp(view.offset, names)}"
 
 

@@ -43,7 +43,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class View:
+class BufferView:
     """A tensor in a buffer.
 
     Attributes:
@@ -95,9 +95,9 @@ class RecordedModule:
         buffers: the memory that the calls need besides the inputs.
     """
 
-    inputs: tuple[View, ...]
-    calls: list[tuple[Kernel, tuple[View | Size, ...]]] = field(default_factory=list)
-    outputs: tuple[View, ...] = ()
+    inputs: tuple[BufferView, ...]
+    calls: list[tuple[Kernel, tuple[BufferView | Size, ...]]] = field(default_factory=list)
+    outputs: tuple[BufferView, ...] = ()
     buffers: list[Buffer] = field(default_factory=list)
 
 
@@ -116,7 +116,7 @@ def record_calls(code: str, inputs: Sequence[Shape], varying: Sequence[str] = ()
     for dtype, sizes in inputs:
         strides = _dense(sizes)
         buffer = Buffer(_extent(sizes, strides) * dtype.itemsize, is_input=True)
-        views.append(View(buffer, dtype, sizes, strides))
+        views.append(BufferView(buffer, dtype, sizes, strides))
     recorder = _Recorder(RecordedModule(tuple(views)))
     try:
         call = _caller(code, recorder)
@@ -125,7 +125,7 @@ def record_calls(code: str, inputs: Sequence[Shape], varying: Sequence[str] = ()
         raise
     except Exception as error:  # a placeholder raises any error for an operator that it does not support
         raise UnknownCodeError(f"{type(error).__name__}: {error}") from error
-    if not all(isinstance(output, View) and output.is_contiguous for output in outputs):
+    if not all(isinstance(output, BufferView) and output.is_contiguous for output in outputs):
         raise UnknownCodeError("an output is not a contiguous tensor")
     recorder.found.outputs = tuple(outputs)
     return recorder.found
@@ -151,7 +151,7 @@ class _Recorder:
         """Return a kernel that the module can call."""
         kernel = Kernel(tuple(types), source)
 
-        def call(*given: View | Size) -> None:
+        def call(*given: BufferView | Size) -> None:
             if len(given) != len(types):
                 raise UnknownCodeError("a kernel is called with a wrong number of arguments")
             for value, kind in zip(given, types, strict=True):
@@ -161,35 +161,37 @@ class _Recorder:
 
         return call
 
-    def empty(self, sizes: tuple[Size, ...], strides: tuple[Size, ...], dtype: torch.dtype) -> View:
+    def empty(self, sizes: tuple[Size, ...], strides: tuple[Size, ...], dtype: torch.dtype) -> BufferView:
         """Return a view of new, uninitialized memory."""
         buffer = Buffer(_extent(sizes, strides) * dtype.itemsize)
         self.found.buffers.append(buffer)
-        return View(buffer, dtype, tuple(sizes), tuple(strides))
+        return BufferView(buffer, dtype, tuple(sizes), tuple(strides))
 
     def reinterpret(
-        self, view: View, sizes: tuple[Size, ...], strides: tuple[Size, ...], offset: Size
-    ) -> View:
+        self, view: BufferView, sizes: tuple[Size, ...], strides: tuple[Size, ...], offset: Size
+    ) -> BufferView:
         """Return a view of the same memory with other sizes."""
         start = view.offset + offset * view.dtype.itemsize
-        made = View(view.buffer, view.dtype, tuple(sizes), tuple(strides), start)
+        made = BufferView(view.buffer, view.dtype, tuple(sizes), tuple(strides), start)
         if not _is_never_negative(start) or not _is_never_negative(view.buffer.size - start - made.extent):
             raise UnknownCodeError("a view is larger than its memory")
         return made
 
-    def expect(self, view: View, sizes: tuple[Size, ...], strides: tuple[Size, ...], *said: str) -> None:
+    def expect(
+        self, view: BufferView, sizes: tuple[Size, ...], strides: tuple[Size, ...], *said: str
+    ) -> None:
         """Refuse a memory layout that differs from the one that the kernels expect."""
         if not _is_equal(view.sizes, tuple(sizes)) or not _fits(view.sizes, view.strides, tuple(strides)):
             raise UnknownCodeError("the kernels expect another memory layout")
 
 
-def _caller(code: str, recorder: _Recorder) -> Callable[[list[View | Size]], Sequence[View]]:
+def _caller(code: str, recorder: _Recorder) -> Callable[[list[BufferView | Size]], Sequence[BufferView]]:
     """Return the function ``call`` of inductor's module."""
     module = ast.parse(code)
     module.body = [statement for statement in module.body if _is_kept(statement)]
     names = recorder.names()
     exec(compile(module, "<inductor>", "exec"), names)  # torch wrote it in this process
-    found: Callable[[list[View | Size]], Sequence[View]] = names["call"]
+    found: Callable[[list[BufferView | Size]], Sequence[BufferView]] = names["call"]
     return found
 
 
@@ -206,9 +208,9 @@ def _is_kept(statement: ast.stmt) -> bool:
     return statement.targets[0].id in _CALLS
 
 
-def _is_taken(value: View | Size, kind: str) -> bool:
+def _is_taken(value: BufferView | Size, kind: str) -> bool:
     """Return True if a kernel accepts a value for a parameter of the type ``kind``."""
-    if not isinstance(value, View):
+    if not isinstance(value, BufferView):
         return kind == _NUMBER and isinstance(value, int | sympy.Expr)
     return kind.endswith("*") and (kind.startswith("const ") or not value.buffer.is_input)
 

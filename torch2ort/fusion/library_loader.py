@@ -14,7 +14,7 @@ import torch
 
 from torch2ort.cache.store.manifest import sha256
 from torch2ort.errors import EngineError
-from torch2ort.fusion.cpp_source import Program
+from torch2ort.fusion.cpp_source import CppProgram
 from torch2ort.fusion.region import Region, shape_of
 
 
@@ -32,7 +32,7 @@ class NativeRegion:
 
     address: int
     region: Region
-    program: Program
+    program: CppProgram
     numbers: int = 0
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -69,7 +69,7 @@ _LOADED = _Loaded()
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64))
 
 
-def loaded(library: bytes, region: Region, program: Program) -> NativeRegion:
+def loaded(library: bytes, region: Region, program: CppProgram) -> NativeRegion:
     """Load a region of a library.
 
     Args:

@@ -35,7 +35,7 @@ def builtin_entries() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[Value]):
+class Registration(Generic[Value]):
     """One registration.
 
     Attributes:
@@ -60,8 +60,8 @@ class Table(Generic[Value]):
     def __init__(self, verb: str, noun: str) -> None:
         self.verb = verb
         self.noun = noun
-        self._users: dict[str, Entry[Value]] = {}
-        self._builtin: dict[str, Entry[Value]] = {}
+        self._users: dict[str, Registration[Value]] = {}
+        self._builtin: dict[str, Registration[Value]] = {}
         self._matched: set[str] = set()
         self._reported: set[str] = set()
 
@@ -78,7 +78,7 @@ class Table(Generic[Value]):
                     f"{self.verb}: '{name}' already has {self.noun}; pass override=True to replace it, or "
                     f"call torch2ort.unregister('{name}') first"
                 )
-            entries[name] = Entry(name, function, value)
+            entries[name] = Registration(name, function, value)
             self._matched.discard(name)
             self._reported.discard(name)
 
@@ -88,7 +88,7 @@ class Table(Generic[Value]):
             found = [entries.pop(name, None) for entries in (self._users, self._builtin)]
             return any(entry is not None for entry in found)
 
-    def find(self, name: str, function: type | None = None) -> Entry[Value] | None:
+    def find(self, name: str, function: type | None = None) -> Registration[Value] | None:
         """Return the entry that applies to ``function``, and mark it as matched.
 
         Args:
@@ -109,12 +109,12 @@ class Table(Generic[Value]):
         with LOCK:
             return name in self._users or name in self._builtin
 
-    def entries(self) -> dict[str, Entry[Value]]:
+    def entries(self) -> dict[str, Registration[Value]]:
         """Return a snapshot of the entry that applies to each name."""
         with LOCK:
             return {**self._builtin, **self._users}
 
-    def take_unmatched(self) -> list[Entry[Value]]:
+    def take_unmatched(self) -> list[Registration[Value]]:
         """Return users' entries that :meth:`find` never returned, except for those already reported."""
         with LOCK:
             done = self._matched | self._reported

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch2ort.pythonop.registry._table import Entry, Table, Value
+from torch2ort.pythonop.registry._table import Registration, Table, Value
 from torch2ort.pythonop.registry.exporters import Exporter, exporters
 from torch2ort.pythonop.registry.inferers import Inferer, inferers
 from torch2ort.pythonop.registry.inline import inlined
@@ -39,7 +39,7 @@ def is_inlined(site: Site) -> bool:
     return _find(inlined, site.func_name, site.function) is not None
 
 
-def _find(table: Table[Value], func_name: str, function: type | None) -> Entry[Value] | None:
+def _find(table: Table[Value], func_name: str, function: type | None) -> Registration[Value] | None:
     name, _, number = func_name.partition("#")
     entry = table.find(name, function)
     if entry is not None and function is None and number and entry.function is not None:

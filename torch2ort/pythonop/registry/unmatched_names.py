@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torch2ort.pythonop.registry._table import Entry, Table, did_you_mean, nearest
+from torch2ort.pythonop.registry._table import Registration, Table, did_you_mean, nearest
 from torch2ort.pythonop.registry.exporters import exporters
 from torch2ort.pythonop.registry.inferers import inferers
 from torch2ort.pythonop.registry.inline import inlined
@@ -47,7 +47,9 @@ def report_unmatched(functions: Iterable[type[torch.autograd.Function]]) -> None
                 warn(f"{table.verb}: {sentence}")
 
 
-def _fault(entry: Entry[Any], table: Table[Any], met: dict[str, Any], known: dict[str, type]) -> str | None:
+def _fault(
+    entry: Registration[Any], table: Table[Any], met: dict[str, Any], known: dict[str, type]
+) -> str | None:
     name = entry.name
     if entry.function is not None:
         if name not in met or met[name] is entry.function:
