@@ -343,15 +343,15 @@ def _guesses_a_size(traced: Trace) -> bool:
 def _with_reads(
     effects: Effects,
     reads: ReadRecorder,
-    call: FlatModel,
+    flat_model: FlatModel,
     tensors: Sequence[torch.Tensor],
     dynamic: Any,
     sample: Sample,
 ) -> Effects:
     """Return ``effects`` with the places that forward reads, found by one more trace."""
-    call.reads = reads
+    flat_model.reads = reads
     try:
-        _trace(call, tensors, dynamic, sample)
+        _trace(flat_model, tensors, dynamic, sample)
     except NeedsSample:
         raise
     except Exception as error:
@@ -360,14 +360,14 @@ def _with_reads(
     return effects.with_reads(*reads.unread())
 
 
-def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sample: Sample) -> Trace:
+def _trace(flat_model: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sample: Sample) -> Trace:
     """Trace the call once.
 
     Raises:
         ExportError: see :func:`trace`.
         NeedsSample: the arguments of a Function in a run on the sample are needed.
     """
-    model = call.model
+    model = flat_model.model
     with contextlib.ExitStack() as stack:
         # torch.export replaces values of the model's attributes by copies.
         stack.enter_context(restoring_state(type(model).__name__, model, code=False))
@@ -384,12 +384,12 @@ def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sampl
                 originals=Originals(model, tensors) if sample.has_originals else None,
             )
         )
-        call.capture = capture
+        flat_model.capture = capture
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
                 program = torch.export.export(
-                    call, _apart(tensors, model), dynamic_shapes=dynamic, strict=False
+                    flat_model, _apart(tensors, model), dynamic_shapes=dynamic, strict=False
                 )
         except private.DATA_DEPENDENT as error:
             raise ExportError(
@@ -398,7 +398,7 @@ def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sampl
                 f"so one graph is not valid for every input ({_first_line(error)}). {way_out(error)}"
             ) from error
         except Exception as error:
-            failure = _failure(model, call, error)
+            failure = _failure(model, flat_model, error)
             if failure is None:
                 raise
             raise failure from error
@@ -407,39 +407,39 @@ def _trace(call: FlatModel, tensors: Sequence[torch.Tensor], dynamic: Any, sampl
                 f"{type(model).__name__}: forward takes no tensor and makes none, so there is nothing "
                 f"to export. Call the model itself"
             )
-        connect_constants(program, call, call.code.used)
-    return _described(program, call, capture)
+        connect_constants(program, flat_model, flat_model.code.used)
+    return _described(program, flat_model, capture)
 
 
-def _described(program: torch.export.ExportedProgram, call: FlatModel, capture: Capture) -> Trace:
+def _described(program: torch.export.ExportedProgram, flat_model: FlatModel, capture: Capture) -> Trace:
     """Return the trace with result ``program``; warn of effects that calls of it do not have."""
-    assert call.output_schema is not None
-    if call.dropped:
+    assert flat_model.output_schema is not None
+    if flat_model.dropped:
         warn(
-            f"{type(call.model).__name__}: forward {call.dropped}, and calls of the exported model do not. "
-            f"Return the new value from forward instead"
+            f"{type(flat_model.model).__name__}: forward {flat_model.dropped}, and calls of the exported "
+            f"model do not. Return the new value from forward instead"
         )
     guards = tuple(map(readable_condition, private.size_guards(program)))
     return Trace(
         program,
-        call.output_schema,
+        flat_model.output_schema,
         capture.sites,
         guards,
         conditions(program.graph),
-        line_in(call.code.hooked),
-        line_in(call.code.outside),
-        call.returned,
+        line_in(flat_model.code.hooked),
+        line_in(flat_model.code.outside),
+        flat_model.returned,
         Ties(
-            call.origins,
-            views_of(program, call.origins, call.tracked, PREFIX),
-            call.tracked,
-            dead_ends_of(program, call.ends_nowhere, call.leaves, PREFIX),
+            flat_model.origins,
+            views_of(program, flat_model.origins, flat_model.tracked, PREFIX),
+            flat_model.tracked,
+            dead_ends_of(program, flat_model.ends_nowhere, flat_model.leaves, PREFIX),
         ),
-        call.effects,
+        flat_model.effects,
     )
 
 
-def _failure(model: torch.nn.Module, call: FlatModel, error: Exception) -> ExportError | None:
+def _failure(model: torch.nn.Module, flat_model: FlatModel, error: Exception) -> ExportError | None:
     """Return the error for an export that failed with ``error``; ``None`` if the model's code raised it."""
     name = type(model).__name__
     if isinstance(error, NotImplementedError) and "Sparse" in str(error):
@@ -464,10 +464,10 @@ def _failure(model: torch.nn.Module, call: FlatModel, error: Exception) -> Expor
         )
     if not _is_of_torch_export(error):
         return None
-    if call.code.derived:
+    if flat_model.code.derived:
         return ExportError(
-            f"{name}: {line_in(call.code.derived)} lets a tensor of forward's own require a gradient, and a "
-            f"graph cannot compute a derivative inside of forward. Put that part of the model into a "
+            f"{name}: {line_in(flat_model.code.derived)} lets a tensor of forward's own require a gradient, "
+            f"and a graph cannot compute a derivative inside of forward. Put that part of the model into a "
             f"torch.autograd.Function"
         )
     said = readable_condition(str(error).partition(_DRAFT)[0].replace(_LOGS, "").rstrip())

@@ -19,7 +19,7 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.abstract_run.original_tensors import Originals
 from torch2ort.pythonop.abstract_run.sample_tensors import Sample
-from torch2ort.pythonop.caught_exceptions import Handler, handlers_around
+from torch2ort.pythonop.caught_exceptions import ExceptClause, handlers_around
 from torch2ort.pythonop.interception import Capture, is_user_function
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.pythonop.site import qualified_name
@@ -74,7 +74,7 @@ def calls_in(sites: list[Site]) -> Iterator[None]:
 def _call_of(
     function: type[torch.autograd.Function],
     inputs: Mapping[int, torch.Tensor],
-    handlers: tuple[Handler, ...],
+    handlers: tuple[ExceptClause, ...],
 ) -> Callable[..., Any]:
     """Return the callable that replaces ``function.apply`` in a graph of dynamo.
 

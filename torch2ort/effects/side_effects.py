@@ -43,7 +43,7 @@ class Write:
         """Return True if all keys and items of the write are in ``unread``."""
         return id(self.owner) in unread.containers
 
-    def clears(self) -> bool:
+    def make_whole(self) -> bool:
         """Make the write remove all previous contents; return True if the new contents are known in full."""
         return False
 
@@ -87,8 +87,8 @@ class KeysWritten(Write):
         """See :meth:`Write.is_unread`."""
         return super().is_unread(unread) or unread.of(self.owner) >= self.sets.keys()
 
-    def clears(self) -> bool:
-        """See :meth:`Write.clears`."""
+    def make_whole(self) -> bool:
+        """See :meth:`Write.make_whole`."""
         self.cleared = self.cleared or self.holder.before.keys() <= {*self.sets, *self.gone}
         return self.cleared
 
@@ -112,8 +112,8 @@ class ItemsWritten(Write):
             self.owner.clear()
         self.owner.extend(values)
 
-    def clears(self) -> bool:
-        """See :meth:`Write.clears`."""
+    def make_whole(self) -> bool:
+        """See :meth:`Write.make_whole`."""
         self.whole = self.whole or not self.holder.before
         return self.whole
 
@@ -174,7 +174,7 @@ class Effects:
         kept: list[Write] = []
         lost: set[int] = set()
         for write in self.writes:
-            if id(write.owner) in cleared and not write.clears():
+            if id(write.owner) in cleared and not write.make_whole():
                 # The contents afterwards are not known in full.
                 lost.add(id(write.owner))
             kept.append(write)

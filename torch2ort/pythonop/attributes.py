@@ -17,7 +17,7 @@ import torch
 
 from torch2ort.errors import ExportError, ModelLoadError
 from torch2ort.pythonop import autocast
-from torch2ort.pythonop.caught_exceptions import Handler
+from torch2ort.pythonop.caught_exceptions import ExceptClause
 from torch2ort.pythonop.site import TENSOR, Result, Site, Size, TensorType
 from torch2ort.pythonop.site_validation import check_node, check_site
 
@@ -208,7 +208,7 @@ def load_site(func_name: str, text: str) -> Site:
             written_back=_integers(data.get("written_back", ())),
             fresh=_integers(data.get("fresh", ())),
             remembers=_typed(data.get("remembers", False), bool),
-            caught=tuple(Handler(*(_typed(text, str) for text in pair)) for pair in data.get("caught", ())),
+            caught=tuple(ExceptClause(*(_typed(t, str) for t in pair)) for pair in data.get("caught", ())),
             autocast=autocast.load(_typed(data.get("autocast", {}), dict)),
             result=result,
         )

@@ -24,7 +24,7 @@ _Place = tuple[str, int]
 _TRIES: Any = tuple(getattr(ast, name) for name in ("Try", "TryStar") if hasattr(ast, name))
 
 
-class Handler(NamedTuple):
+class ExceptClause(NamedTuple):
     """Code that catches exceptions of a call.
 
     Attributes:
@@ -53,18 +53,18 @@ def places_above(frame: FrameType | None) -> list[_Place]:
     return places
 
 
-def handlers_around(places: Iterable[_Place]) -> tuple[Handler, ...]:
+def handlers_around(places: Iterable[_Place]) -> tuple[ExceptClause, ...]:
     """Return the handlers that catch an exception raised at these places, and do not raise it again."""
     return tuple(handler for file, line in places for handler in _handlers_at(file, line))
 
 
 @functools.lru_cache(maxsize=4096)
-def _handlers_at(file: str, line: int) -> tuple[Handler, ...]:
+def _handlers_at(file: str, line: int) -> tuple[ExceptClause, ...]:
     found = []
     for first, last, expressions, at in _tries_in(file):
         if first <= line <= last:
             place = f"{os.path.basename(file)}:{at}"
-            found += [Handler(name, place) for e in expressions for name in _names_of(e, file)]
+            found += [ExceptClause(name, place) for e in expressions for name in _names_of(e, file)]
     return tuple(found)
 
 
@@ -117,7 +117,7 @@ def _name(kind: type) -> str:
 
 
 def with_caught_exceptions_reported(
-    caller: str, handlers: tuple[Handler, ...], function: Callable[..., Any]
+    caller: str, handlers: tuple[ExceptClause, ...], function: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return ``function`` with exceptions that the model catches converted to an error about ``caller``."""
 
@@ -153,6 +153,6 @@ def _said(error: BaseException) -> str:
     return f"raised {type(error).__name__}{f' ({text})' if text else ''}"
 
 
-def _place_of(error: BaseException, handlers: tuple[Handler, ...]) -> str | None:
+def _place_of(error: BaseException, handlers: tuple[ExceptClause, ...]) -> str | None:
     kinds = {_name(kind) for kind in type(error).__mro__}
     return next((handler.place for handler in handlers if handler.catches in kinds), None)

@@ -32,7 +32,7 @@ from torch2ort.pythonop.abstract_run.original_tensors import Originals
 from torch2ort.pythonop.abstract_run.per_call_arguments import find_per_call_arguments
 from torch2ort.pythonop.abstract_run.sample_tensors import Sample, place
 from torch2ort.pythonop.autocast import Autocast
-from torch2ort.pythonop.caught_exceptions import Handler, handlers_around, places_above, refuse_caught
+from torch2ort.pythonop.caught_exceptions import ExceptClause, handlers_around, places_above, refuse_caught
 from torch2ort.pythonop.site import TENSOR, UNSAVABLE, Site, qualified_name, site_by_key
 from torch2ort.support.versions import installed, remedy
 
@@ -73,7 +73,7 @@ class Capture:
         model: torch.nn.Module | None = None,
         sample: Sample | None = None,
         originals: Originals | None = None,
-        handlers: tuple[Handler, ...] = (),
+        handlers: tuple[ExceptClause, ...] = (),
         operator: Callable[[list[torch.Tensor], str], Sequence[torch.Tensor]] | None = None,
     ) -> None:
         self._operator = operator or torch.ops.torch2ort.python_op

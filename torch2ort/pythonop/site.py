@@ -17,7 +17,7 @@ import torch
 
 from torch2ort.errors import ExportError
 from torch2ort.pythonop.autocast import Autocast
-from torch2ort.pythonop.caught_exceptions import Handler
+from torch2ort.pythonop.caught_exceptions import ExceptClause
 
 # A number, or the argument position and dimension that has this size; ``None`` if it is unknown.
 Size = int | tuple[int, int] | None
@@ -158,7 +158,7 @@ class Site:
     shared: frozenset[int] = frozenset()
     keeps_state: bool = False
     remembers: bool = False
-    caught: tuple[Handler, ...] = ()
+    caught: tuple[ExceptClause, ...] = ()
     autocast: Autocast | None = None
     result: Result | None = None
     shapes: tuple[tuple[int | torch.SymInt, ...], ...] = ()

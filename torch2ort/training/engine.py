@@ -100,16 +100,16 @@ class Engine:
         self._plan = plan
         fed = {
             name: source
-            for name, source in zip(plan.half.inputs, plan.sources, strict=True)
+            for name, source in zip(plan.lowered.inputs, plan.sources, strict=True)
             if isinstance(source, int)
         }
-        originals = original_feeds(plan.half.proto.graph, plan.half.calls, fed)
+        originals = original_feeds(plan.lowered.proto.graph, plan.lowered.calls, fed)
         self._has_originals = bool(originals)
         self._bindings = Bindings(options.providers)
         self._bindings.set_originals(originals)
         self._forward = self._half_session(
             "forward",
-            plan.half,
+            plan.lowered,
             self._bindings,
             options,
             Passing(
@@ -124,7 +124,7 @@ class Engine:
         )
         self._saved_feeds = _saved_by_functions(plan, fed, originals)
         self._feed_count = len(self._signature.feeds)
-        self._nodes = {site.key: node for node, site in plan.half.calls.items()}
+        self._nodes = {site.key: node for node, site in plan.lowered.calls.items()}
         self._backwards: dict[frozenset[int], _Backward] = {}
         written = set(plan.written)
         self.differentiable = tuple(sorted(plan.tangents))
@@ -182,14 +182,14 @@ class Engine:
         missing = frozenset([i for i in self._plan.tangents if gradients[i] is None])
         known = self._backwards.get(missing)
         if known is not None:
-            return self._half(known, state, gradients, keep=keep)
+            return self._run_backward(known, state, gradients, keep=keep)
         with contextlib.nullcontext() if self._startup is None else self._startup.recording(FIRST_RUN):
-            found = self._half(self._built(missing), state, gradients, keep=keep)
+            found = self._run_backward(self._built(missing), state, gradients, keep=keep)
         if self._startup is not None:
             self._startup.log()
         return found
 
-    def _half(
+    def _run_backward(
         self,
         backward: _Backward,
         state: ForwardState,
@@ -243,19 +243,19 @@ class Engine:
 
     def _names_of_inputs(self) -> dict[str, str]:
         """Return the names of the forward half's inputs for messages."""
-        pairs = zip(self._plan.half.inputs, self._plan.sources, strict=True)
+        pairs = zip(self._plan.lowered.inputs, self._plan.sources, strict=True)
         return {name: self._signature.feeds[source] for name, source in pairs if isinstance(source, int)}
 
     def _names_in_backward(self, plan: BackwardPlan) -> dict[str, str]:
         """Return the names of a backward half's inputs and outputs for messages."""
-        assert plan.half is not None
-        half, signature, inputs = self._plan.half, self._signature, self._names_of_inputs()
-        kept = [half.outputs[i] if i >= 0 else half.inputs[~i] for i in self._plan.kept]
+        assert plan.lowered is not None
+        lowered, signature, inputs = self._plan.lowered, self._signature, self._names_of_inputs()
+        kept = [lowered.outputs[i] if i >= 0 else lowered.inputs[~i] for i in self._plan.kept]
         given = [f"grad_{signature.fetches[i]}" for i in plan.given]
-        names = dict(zip(plan.half.inputs, [*(inputs.get(k, k) for k in kept), *given], strict=True))
+        names = dict(zip(plan.lowered.inputs, [*(inputs.get(k, k) for k in kept), *given], strict=True))
         return {
             **names,
-            **{plan.half.outputs[i]: f"grad_{signature.feeds[f]}" for f, i in plan.gradients.items()},
+            **{plan.lowered.outputs[i]: f"grad_{signature.feeds[f]}" for f, i in plan.gradients.items()},
         }
 
     def _call(self, native_key: str) -> str:
@@ -271,13 +271,13 @@ class Engine:
         with phase(DIFFERENTIATE), suppress_libraries(), tracing:
             plan = self._plans.backward(missing)
             session = None
-            if plan.half is not None:
+            if plan.lowered is not None:
                 session = self._half_session(
                     "backward",
-                    plan.half,
+                    plan.lowered,
                     self._bindings,
                     self._options,
-                    Passing.through(len(plan.given), len(plan.half.outputs)),
+                    Passing.through(len(plan.given), len(plan.lowered.outputs)),
                     frees_early=True,
                     donated=self._forward.passing.donated,
                     readable=self._names_in_backward(plan),
@@ -298,8 +298,8 @@ def _saved_by_functions(
         originals: arguments for which Functions get the fed tensor itself, by the key of the site.
     """
     kept = set()
-    for node in plan.half.proto.graph.node:
-        site = plan.half.calls.get(node.name)
+    for node in plan.lowered.proto.graph.node:
+        site = plan.lowered.calls.get(node.name)
         if site is None or not any(site.needs_input_grad):
             continue
         given = originals.get(site.key, {})

@@ -132,7 +132,7 @@ class Planner:
         memory = ReadMemory(joint, self._split.read)
         names = {site.key: name for name, site in lowered.calls.items() if any(site.needs_input_grad)}
         return ForwardPlan(
-            half=lowered,
+            lowered=lowered,
             sources=tuple(i if isinstance(feed, str) else feed for i, feed in feeds),
             fetched=tuple(made[node] for node in fetched),
             kept=tuple(made[node] if node in made else ~given[node] for node in kept),
@@ -202,7 +202,7 @@ class Planner:
         half, nodes = self._split.backward(missing)
         where = {node: i for i, node in enumerate(half.outputs)}
         return BackwardPlan(
-            half=self._lowered(half, is_forward=False) if half.outputs else None,
+            lowered=self._lowered(half, is_forward=False) if half.outputs else None,
             given=tuple(i for i in self.joint.tangents.values() if i not in missing),
             gradients={self.feeds[i]: where[node] for i, node in nodes.items() if self.feeds[i] >= 0},
         )

@@ -148,7 +148,7 @@ class Plans:
                 from torch2ort.training.joint_graph_json import loaded_joint
                 from torch2ort.training.plan_builder import Planner
 
-            joint, feeds = loaded_joint(zlib.decompress(self._stored), self.forward.half.calls)
+            joint, feeds = loaded_joint(zlib.decompress(self._stored), self.forward.lowered.calls)
             known = conditions(joint.graph_module.graph)
             self._planner = Planner(
                 joint, feeds, self._target, known, self._fuses, self._tuner(), self._share()
@@ -161,7 +161,7 @@ class Plans:
 
         assert self._planner is not None
         kept = plan.stored(graph_entries.key)
-        text = stored_joint(self._planner.joint, self._planner.feeds, plan.half.calls)
+        text = stored_joint(self._planner.joint, self._planner.feeds, plan.lowered.calls)
         return EntryContent(
             {**kept.data, "joint": self._note(text)}, {**kept.files, _PROGRAM: zlib.compress(text)}
         )
@@ -223,7 +223,7 @@ class Plans:
             return made[0]
         try:
             plan = load(found, graph_entries)
-            self._find_libraries(plan.half)
+            self._find_libraries(plan.lowered)
             return plan
         except (Torch2OrtError, Unkeyable) as error:
             logger.info("the %s in the cache does not fit this process: %s", kind, error)

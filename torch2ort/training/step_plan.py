@@ -32,7 +32,7 @@ class ForwardPlan:
     Positions of feeds and outputs are those of the exported graph.
 
     Attributes:
-        half: the graph.
+        lowered: the graph.
         sources: for each of its inputs, the feed's position, or a constant.
         fetched: the fetched outputs, by position among those of the half.
         kept: the values that backward reads: ``i`` for output ``i`` of the half, ``~i`` for its input ``i``.
@@ -47,7 +47,7 @@ class ForwardPlan:
             the exported graph -> the line of the model of each; empty if it is not known.
     """
 
-    half: Lowered
+    lowered: Lowered
     sources: tuple[int | Constant, ...]
     fetched: tuple[int, ...]
     kept: tuple[int, ...]
@@ -85,10 +85,10 @@ class ForwardPlan:
             "written": list(self.written),
             "read_outputs": list(self.read_outputs),
             "conditions": dict(self.conditions),
-            "functions": places_of(self.half.calls, key),
+            "functions": places_of(self.lowered.calls, key),
         }
         files = {f"constant_{i}": _bytes(constant.value) for i, constant in enumerate(constants)}
-        return EntryContent(data, {_FORWARD: self.half.proto.SerializeToString(), **files})
+        return EntryContent(data, {_FORWARD: self.lowered.proto.SerializeToString(), **files})
 
     @classmethod
     def loaded(cls, kept: EntryContent, key: Key) -> ForwardPlan:
@@ -107,7 +107,7 @@ class ForwardPlan:
         calls = load_sites(proto.graph)
         bind_places(calls, data["functions"], key)
         return cls(
-            half=Lowered(proto, calls, {}),
+            lowered=Lowered(proto, calls, {}),
             sources=tuple(s if isinstance(s, int) else constants[s["constant"]] for s in data["sources"]),
             fetched=tuple(data["fetched"]),
             kept=tuple(data["kept"]),
@@ -126,13 +126,13 @@ class BackwardPlan:
     """The backward half for one set of outputs that have a gradient.
 
     Attributes:
-        half: the graph, whose inputs are the saved values, then the gradients; ``None`` if it computes
+        lowered: the graph, whose inputs are the saved values, then the gradients; ``None`` if it computes
             nothing.
         given: positions of the outputs whose gradients it reads.
         gradients: position of a feed -> position among the half's outputs.
     """
 
-    half: Lowered | None
+    lowered: Lowered | None
     given: tuple[int, ...]
     gradients: dict[int, int]
 
@@ -152,12 +152,12 @@ class BackwardPlan:
             "derivatives": {},
             "functions": {},
         }
-        if self.half is None:
+        if self.lowered is None:
             return EntryContent(data, {})
-        names = {site.key: name for name, site in forward.half.calls.items()}
-        data["derivatives"] = {node: names[site.key] for node, site in self.half.derivatives.items()}
-        data["functions"] = places_of(self.half.calls, key)
-        return EntryContent(data, {_BACKWARD: self.half.proto.SerializeToString()})
+        names = {site.key: name for name, site in forward.lowered.calls.items()}
+        data["derivatives"] = {node: names[site.key] for node, site in self.lowered.derivatives.items()}
+        data["functions"] = places_of(self.lowered.calls, key)
+        return EntryContent(data, {_BACKWARD: self.lowered.proto.SerializeToString()})
 
     @classmethod
     def loaded(cls, kept: EntryContent, forward: ForwardPlan, key: Key) -> BackwardPlan:
@@ -173,7 +173,7 @@ class BackwardPlan:
             proto = onnx.load_from_string(kept.files[_BACKWARD])
             calls = load_sites(proto.graph)
             bind_places(calls, data["functions"], key)
-            derivatives = {node: forward.half.calls[name] for node, name in data["derivatives"].items()}
+            derivatives = {node: forward.lowered.calls[name] for node, name in data["derivatives"].items()}
             half = Lowered(proto, calls, derivatives)
         return cls(half, tuple(data["given"]), dict(data["gradients"]))
 

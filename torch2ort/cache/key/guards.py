@@ -247,7 +247,7 @@ class ActiveGuards:
             [(int(g.kind), g.owner, PLAIN if g.kind is Kind.TENSORS else g.name) for g in self._guards]
         )
         self._tables = [g.owner for g in self._guards if g.kind is Kind.TENSORS]
-        self._ties = self._tied()
+        self._sharing_before = self._sharing()
         # The guards on places that only Functions read come after these.
         ours = sum(not g.of_functions for g in self._guards)
         self.of_functions = ours < len(self._guards)
@@ -303,7 +303,7 @@ class ActiveGuards:
             alike.append(index)
             index = self._native.first_changed(index + 1)
         tables = [guard for guard in map(self._guards.__getitem__, alike) if guard.kind is Kind.TENSORS]
-        if tables and self._tied() != self._ties:
+        if tables and self._sharing() != self._sharing_before:
             return Change(tables[0], None), alike
         return None, alike
 
@@ -346,7 +346,7 @@ class ActiveGuards:
             if index is not None and self._change(index, self._guards[index]) is None:
                 self._rearm(index)
 
-    def _tied(self) -> list[tuple[int, int]]:
+    def _sharing(self) -> list[tuple[int, int]]:
         """Return for each tensor the position of the first that is the same, and that shares its memory."""
         first: dict[tuple[str, int], int] = {}
         tensors = [tensor for table in self._tables for tensor in table.values() if tensor is not None]
