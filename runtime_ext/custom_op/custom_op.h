@@ -106,7 +106,8 @@ class Gift {
   Span memory_;
 };
 
-// True if sessions that are created now can use it.
+// True while the allocator is registered with ONNX Runtime: between LendAllocator() and WithdrawAllocator().
+// Only sessions that are created meanwhile can use it.
 extern bool allocator_lent;
 
 // True if nodes may run on CUDA, which was not tested on a GPU: false until try_cuda().
@@ -118,7 +119,10 @@ void ReturnBlock(void* data);
 // Gives the memory that waits to be used again back to the system.
 void UnmapFreeBlocks();
 
+// Registers the allocator with the environment that all sessions of the process share. Returns True, or False
+// where the runtime does not support it.
 PyObject* LendAllocator(PyObject* module, PyObject*);
+// Removes it from the environment. Sessions that were created with it still use it.
 PyObject* WithdrawAllocator(PyObject* module, PyObject*);
 
 // ---- the callbacks of the operator ----

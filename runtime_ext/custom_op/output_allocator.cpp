@@ -35,17 +35,19 @@ constexpr size_t kMaxKeptBytes = size_t{1} << 28;
 // The gift of this thread for the next request.
 thread_local Gift* offered = nullptr;
 
-// Memory that ONNX Runtime holds and that is not from the heap.
+// One block of memory that ONNX Runtime holds and that is not from the heap.
 struct Held {
-  DLManagedTensorVersioned* tensor;  // owned by another holder, or null for a mapped block
-  size_t size;
-  Held* below;  // the holder below: a value that a session returned may be given to another one
+  // The DLPack handle that keeps torch's memory alive; TakeBack() releases it. Null for a mapped block.
+  DLManagedTensorVersioned* tensor;
+  size_t size;  // of a mapped block
+  // The earlier entry for the same address: a value that one session returned may be given to another one.
+  Held* below;
 };
 
-// Mapped memory that is used again. Adjacent free ranges are one range, which serves any smaller request, so
-// that a step's memory is no more than what is in use at once: before more is mapped, as much of the free
-// ranges that are too small is unmapped. Of the ranges of one size the last that was freed is used first: its
-// contents may still be in the processor's caches.
+// Mapped memory that is used again. Adjacent free ranges are one range, which serves any smaller request. If
+// all free ranges are too small for a request of `size` bytes, up to `size` bytes of them are unmapped before
+// `size` bytes are mapped, so a step maps no more memory than it uses at once. Of the ranges of one size, the
+// last that was freed is used first: its contents may still be in the processor's caches.
 class Pages {
  public:
   void* Get(size_t size) {
@@ -129,6 +131,8 @@ class Pages {
   uint64_t freed_ = UINT64_MAX;  // counts down, so that the last that was freed comes first
 };
 
+// The blocks that ONNX Runtime holds and that are not from the heap, by address: memory of
+// torch's tensors, and mapped memory.
 class Holdings {
  public:
   void Give(void* data, DLManagedTensorVersioned* tensor) {
@@ -163,7 +167,7 @@ class Holdings {
       }
       count_.fetch_sub(1, std::memory_order_relaxed);
     }
-    // Without an interpreter, torch could not free it.
+    // Once the interpreter has ended, torch cannot free the memory any more, so the handle is leaked.
     if (tensor && !PythonRuns()) static_cast<void>(tensor.release());
     return true;
   }

@@ -78,11 +78,13 @@ class Trace:
         program: inputs and outputs are flat tensors.
         output_schema: structure of the model's result.
         sites: every Function call, by key.
-        guards: conditions on sizes that the trace relied on, over ``size(input, dimension)``.
-        conditions: number of conditions in torch at that time; passes over the program may add some.
-        hooked: the line where the model's code put a hook on a gradient; empty if it did not.
-        outside: the line where it used a tensor that requires a gradient and is not the model's; empty if it
-            did not.
+        guards: conditions on the sizes of inputs that the trace assumed, as texts over
+            ``size(input, dimension)``.
+        conditions: number of conditions that torch recorded until the end of the trace. Later passes over the
+            program may add conditions, and the difference shows the added ones.
+        hooked: the line where the model's code registers a hook on a gradient; empty if there is none.
+        outside: the line where it uses a tensor that requires a gradient and does not belong to the model;
+            empty if there is none.
         returned: the outputs that are caches of the call.
         ties: ties of the outputs.
         effects: effects of the call on Python objects; their tensors are the last outputs.
@@ -101,7 +103,12 @@ class Trace:
 
 
 class FlatModel(torch.nn.Module):
-    """Module that calls ``model`` with arguments from flat tensors, and flattens its result and effects."""
+    """Module that calls ``model`` with arguments from flat tensors, and flattens its result and effects.
+
+    torch.export calls :meth:`forward` and returns only a program. The class attributes below contain the rest
+    of the last run of :meth:`forward`, from which :func:`_described` builds the :class:`Trace`. Two are set
+    before the run: ``capture``, and ``reads`` if the run records the places that forward reads.
+    """
 
     output_schema: io_schema.Schema | None = None
     capture: Capture | None = None

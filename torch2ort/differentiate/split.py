@@ -63,8 +63,9 @@ class Split:
 
     Attributes:
         read: nodes whose values backward reads, placeholders included.
-        kept: nodes of ``read`` that backward does not recompute, then copies of inputs that it recomputes
-            from, and last a tensor for the sizes that they do not have.
+        kept: values that forward saves for backward, in the order of backward's inputs: the nodes of ``read``
+            that backward does not recompute; copies of inputs from which it recomputes others; and, if the
+            shapes of these lack sizes that backward needs, a tensor whose shape has them.
 
     Raises:
         UnsupportedOperatorError: backward draws random numbers.
@@ -75,7 +76,8 @@ class Split:
         self._dependent = dependent_on(joint.graph_module.graph, joint.tangents)
         results = [*joint.outputs, *joint.written.values()]
         given = [n for n in joint.graph_module.graph.nodes if n not in self._dependent]
-        # Nodes use the sizes of a tensor that a number is read out of, which are no arguments of theirs here.
+        # A number that is read from a tensor is a size of the result of number_as_sizes. Nodes contain that
+        # size as a symbol, not as a node among their arguments, so number_as_sizes is not their ancestor.
         run = [n for n in given if _is_impure(n) or n.target is number_as_sizes]
         self._forward = ancestors([*results, *run]) | joint.inputs.keys()
         for node in joint.graph_module.graph.nodes:
@@ -102,7 +104,10 @@ class Split:
         self._lying = {node: order for node, order in lying.items() if order is not None}
 
     def _read_by_backward(self) -> tuple[torch.fx.Node, ...]:
-        """Return the nodes of forward that backward reads, in the order of the graph."""
+        """Return the nodes of forward that backward reads, in the order of the graph.
+
+        If backward reads a view, the tensor that it views is returned, and backward makes the view again.
+        """
         found: set[torch.fx.Node] = set()
         seen: set[torch.fx.Node] = set()
         stack = list(self._joint.gradients.values())

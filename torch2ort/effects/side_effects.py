@@ -44,7 +44,7 @@ class Write:
         return id(self.owner) in unread.containers
 
     def make_whole(self) -> bool:
-        """Make the write remove all previous contents; return True if the new contents are known in full."""
+        """Make the write replace all contents of its place, if it determines them; return True if so."""
         return False
 
 

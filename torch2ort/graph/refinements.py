@@ -45,7 +45,7 @@ def is_refinement(node: onnx.NodeProto) -> bool:
 
 
 def check_of(node: onnx.NodeProto) -> str:
-    """Return the text that describes the check of a node that checks an index."""
+    """Return the attribute ``check`` of a ``CheckedIndex`` node, a text that describes the check."""
     text: bytes = next((a.s for a in node.attribute if a.name == "check"), b"")
     return text.decode()
 
@@ -55,12 +55,15 @@ def unread_nodes(
     outputs: Iterable[str],
     inputs_read: Callable[[onnx.NodeProto], Collection[str] | None],
 ) -> set[str]:
-    """Return the first outputs of the nodes that are unused once some nodes read only a part of their inputs.
+    """Return the nodes that become unused if some nodes read only a part of their inputs.
 
     Args:
-        nodes: in order.
+        nodes: all nodes, in order.
         outputs: the outputs of the graph.
-        inputs_read: returns the inputs that such a node reads; ``None`` for other nodes, which read all.
+        inputs_read: returns the inputs that a node reads; ``None`` if it reads all.
+
+    Returns:
+        The first output of each such node. Nodes that are unused anyway are not among them.
     """
     read, given_up = set(outputs), set[str]()
     unread: set[str] = set()

@@ -4,6 +4,9 @@ An operator without an exact translation to ONNX becomes a node whose Function c
 where autograd differentiates the call, PyTorch's own derivative of it. Random operators come here too: they
 draw from PyTorch's generator, so ``torch.manual_seed`` has the same effect as in eager PyTorch. A chain of
 tokens (each random call's last output is the next one's last input) keeps ONNX Runtime from reordering them.
+
+``Dropout`` and ``Bernoulli`` replace ONNX's operators of these names when torch2ort runs a graph: in a file,
+other runtimes compute the nodes with their own random numbers.
 """
 
 from __future__ import annotations
@@ -67,8 +70,8 @@ class OperatorCall:
         random: whether it draws from PyTorch's generator; if so, it takes and returns a token.
         views: whether its result is a view of an argument.
         tensors: number of tensor arguments, including the one with the sizes, without the token.
-        rest: the arguments after the tensors, if the arguments are the tensors in their order, then plain
-            values, and the result is one tensor with its own memory; else ``None``.
+        rest: the plain values after the tensors, if ``operator(*tensors, *rest)`` is the whole call: no
+            keywords, no permuted or computed arguments, and one result, which is no view; else ``None``.
         mask: for each result whether it is computed, if the operator is a derivative with a mask; else
             ``None``.
         orders: for each result the order of its dimensions; empty if no result is permuted.
@@ -399,7 +402,9 @@ class AutogradGraph:
         saved: the tensors that the nodes of the graph saved, while a derivative is computed; else empty.
             The nodes' hooks hold this list. They do not hold this object, as that would keep the edges alive:
             the garbage collector does not traverse autograd's nodes.
-        zero_edge: an edge from which no gradient is propagated to the outputs, whatever arrives there.
+        zero_edge: an edge to start from if no output has a gradient: its node returns ``None`` for each
+            output, so autograd calls the operator's derivative without gradients. ``None`` for operators
+            whose derivative is not called then.
     """
 
     inputs: list[GradientEdge | None]
@@ -444,7 +449,7 @@ def forward_with_graph(
         ctx: the context of the Function that calls it.
         call: the call.
         tensors: its arguments: those of the Function from the second on.
-        runs_without: whether its derivative is also called if no gradient arrives.
+        runs_without: whether its derivative is also called if no output has a gradient.
     """
     saved: list[torch.Tensor] = []
     graph = AutogradGraph([], [], saved)

@@ -25,11 +25,11 @@ _TRIES: Any = tuple(getattr(ast, name) for name in ("Try", "TryStar") if hasattr
 
 
 class ExceptClause(NamedTuple):
-    """Code that catches exceptions of a call.
+    """An ``except`` clause around a call, for one of the classes that it catches.
 
     Attributes:
-        catches: ``module.qualname`` of the class of these exceptions.
-        place: file and line of the code.
+        catches: ``module.qualname`` of the class.
+        place: file and line of the clause.
     """
 
     catches: str
@@ -54,7 +54,7 @@ def places_above(frame: FrameType | None) -> list[_Place]:
 
 
 def handlers_around(places: Iterable[_Place]) -> tuple[ExceptClause, ...]:
-    """Return the handlers that catch an exception raised at these places, and do not raise it again."""
+    """Return the ``except`` clauses that catch an exception at these places, and do not raise it again."""
     return tuple(handler for file, line in places for handler in _handlers_at(file, line))
 
 

@@ -59,7 +59,7 @@ class Capture:
         model: the model, whose Functions may reach its tensors.
         sample: the real tensors of Functions that must run on real tensors; ``None`` if they are unknown.
         originals: the tensors that runs pass to Functions as the very same objects; none by default.
-        handlers: handlers of the calls' exceptions that the stack does not show.
+        handlers: ``except`` clauses around the calls that the stack does not show.
         operator: returns the results of a call from its tensors and the site's key.
 
     Attributes:

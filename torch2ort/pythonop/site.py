@@ -1,9 +1,7 @@
 """A site: one call of a Function in an exported model.
 
 All stages use the site: capture makes it, the exported node stores it as an attribute, loading reads it back,
-and the runtime binds it to a class. Every decision that can be made once per call is made here, so that no
-run
-has to make it.
+and the runtime binds it to a class. Every decision that is the same in each run is made here, once.
 """
 
 from __future__ import annotations
@@ -131,15 +129,16 @@ class Site:
         needs_input_grad: one entry per argument of ``apply``, as ``ctx.needs_input_grad`` shows it.
         training: True if the model was exported in training mode.
         internal: True if torch2ort made the site itself, to run an operator in PyTorch's kernel.
-        originals: positions of the arguments that are tensors of the model or its caller, not computed
-            ones: forward gets those very objects if a run has them.
-        written_back: positions among these of the arguments that backward writes to.
-        fresh: positions of the arguments that contain lists, dicts and other containers which the model's
-            forward makes again for each call.
-        shared: ids of the containers inside of those that it does not make again.
-        keeps_state: True if ``forward`` writes to an argument that the model holds.
-        remembers: True if ``forward`` writes to objects or tensors that outlive its call.
-        caught: handlers in the model's code that catch exceptions of the call.
+        originals: positions of the arguments that are parameters, buffers or inputs of the model, and not
+            computed tensors: if a run has these very objects, ``forward`` gets them.
+        written_back: the positions among ``originals`` of arguments that backward writes to.
+        fresh: positions of the mutable arguments that the model's forward creates in each of its calls, such
+            as a list: each call of the Function gets a copy.
+        shared: ids of the containers inside of ``fresh`` arguments that have another owner, too, such as the
+            model: they are not copied.
+        keeps_state: True if the Function's ``forward`` writes to an argument that is not in ``fresh``.
+        remembers: True if it writes to an object or tensor that exists after its call.
+        caught: ``except`` clauses in the model's code that catch exceptions of the call.
         autocast: settings of autocast at the call; ``None`` if it is off there.
         result: result of ``forward``; ``None`` until the abstract run.
         shapes: shape of each tensor output in the trace; empty for a loaded site.

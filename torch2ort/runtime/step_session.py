@@ -105,8 +105,8 @@ class HalfSession:
         lowered: the half.
         bindings: the native sites of its nodes.
         options: threads, providers and debugging.
-        passing: its feeds, and the use of its results. Where another session cannot own its results, that
-            session gets all of them as feeds.
+        passing: its feeds, and the use of its results. Donations are dropped where this session cannot donate
+            values to the other half's: then all of these values are the other half's feeds.
         frees_early: whether to order nodes so that inputs, which are unused afterwards, are free early.
         donated: positions of inputs that the run owns: they are free after their last use. Other inputs are
             fed, and live until the run ends.
@@ -114,7 +114,7 @@ class HalfSession:
         graph_entries: where its optimised graph is stored for the next process.
 
     Attributes:
-        passing: the requested passing, as far as it is supported.
+        passing: the given one, without donations where they are not supported.
     """
 
     @timed(SESSION)
@@ -209,7 +209,7 @@ class HalfSession:
     def run(
         self, kept: Any, tensors: Sequence[torch.Tensor], run: native.Run
     ) -> tuple[list[torch.Tensor], Any]:
-        """Compute the half.
+        """Compute the half; without outputs, nothing runs.
 
         Args:
             kept: the values that the other half saved; ``None`` for none.

@@ -48,7 +48,8 @@ class _Backward:
     Attributes:
         plan: its plan.
         session: its session; ``None`` if it computes nothing.
-        gradients: see :meth:`Engine._reached`, for a run in which no Function returned ``None``.
+        gradients: the result of :meth:`Engine._reached` for a run in which no Function's backward returns
+            ``None``.
     """
 
     plan: BackwardPlan
@@ -68,9 +69,9 @@ class Engine:
 
     Attributes:
         differentiable: positions of the fetched outputs that depend on a tensor that requires gradients.
-        needed: positions of the feeds that the backward half reads, which must not change between forward and
-            backward.
-        read_outputs: positions of the fetched outputs whose memory the backward half reads.
+        needed: positions of the feeds whose memory eager PyTorch's backward would read; it must not change
+            between forward and backward.
+        read_outputs: positions of the fetched outputs whose memory eager PyTorch's backward would read.
         copied: positions of the feeds that the model itself writes to and that backward reads: backward reads
             a copy that is made before the write.
         weights: names of the tensors that are fed after the model's inputs.

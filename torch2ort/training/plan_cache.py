@@ -63,7 +63,8 @@ class Plans:
         self._stored = b""
         self.graph_entries = program.graph_entries
         self._store: Store | None = None if program.graph_entries is None else program.graph_entries.store
-        # A refusal of varying sizes is stored, so the next process exports with fixed sizes at once.
+        # If a size varies and the forward half cannot be built, the error is stored, too: the next process
+        # raises it at once, and exports with fixed sizes.
         self._remembers = any(isinstance(size, str) for dims in program.interface.sizes.dims for size in dims)
         self._settings = {
             "requires_grad": json.dumps(sorted(requires_grad)),

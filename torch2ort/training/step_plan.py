@@ -40,9 +40,9 @@ class ForwardPlan:
             after its last use there.
         tangents: positions of the outputs that may have a gradient, in the order of the backward half.
         reach: the feeds that get a gradient from each output.
-        needed: feeds whose memory is read after forward.
+        needed: feeds whose memory eager PyTorch's backward would read.
         written: feeds that forward writes to.
-        read_outputs: outputs whose memory is read after forward.
+        read_outputs: outputs whose memory eager PyTorch's backward would read.
         conditions: conditions on sizes, over ``size(input, dimension)``, that the derivative adds to those of
             the exported graph -> the line of the model of each; empty if it is not known.
     """

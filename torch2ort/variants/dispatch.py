@@ -94,7 +94,10 @@ class VariantSelector:
     def select_unbound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes
     ) -> tuple[list[torch.Tensor], GuardedState, Variant] | None:
-        """Do the same as :meth:`select_repeated` for unbound arguments; ``None`` if any is no tensor."""
+        """Do the same as :meth:`select_repeated` for arguments that are not bound to names yet.
+
+        The result is ``None``, too, if an argument of this call or of the last one is no tensor.
+        """
         last = self._last
         if last is None or last.direct is None:
             return None

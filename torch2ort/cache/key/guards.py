@@ -57,8 +57,8 @@ class Guard(NamedTuple):
         skipped: keys of the dictionary that no graph depends on.
         always: True if every key counts, whatever names the code reads.
         noun: noun for one of the owner's entries, for people.
-        of_functions: the components that read the place, if all of them are read by Functions alone, whose
-            code runs in each call, and may write to it.
+        of_functions: labels of the components that contain the place, if no export reads any of them: then
+            only Functions read it, whose code runs in each call and may write to it. Otherwise empty.
     """
 
     kind: Kind
@@ -270,15 +270,15 @@ class ActiveGuards:
         return len(self._guards)
 
     def changed(self) -> Change | None:
-        """Return the change at the first guard whose place has other content that matters, or ``None``.
+        """Return the change at the first guard that fails; ``None`` if the graph is still valid.
 
-        Another object of the same plain value does not matter, nor does a place that no graph depends on. The
-        state is left as it is: the next comparison is with the same one.
+        A guard does not fail if another object has the same plain value, or if no graph depends on the place.
+        The expected values stay as they are; :meth:`accept` replaces them.
         """
         return self._compared()[0]
 
     def accept(self) -> Change | None:
-        """Compare with the present objects from now on, if they are equivalent to the previous ones.
+        """Make the present objects the expected ones, if they are equivalent to the previous ones.
 
         Returns:
             The result of :meth:`changed`; if that is a change, no object is accepted.
@@ -333,11 +333,10 @@ class ActiveGuards:
         return dict(zip(before[::2], before[1::2], strict=True))
 
     def accept_entries(self, owners: Iterable[Any]) -> None:
-        """Compare with the present content of dictionaries, where the difference does not matter.
+        """Make the present content of dictionaries the expected one, if no graph depends on the difference.
 
-        The step itself writes to them, so the next comparison need not look at them, and their previous
-        content
-        is released.
+        The step itself writes to these dictionaries. After this call, the next comparison finds no difference
+        there, and the previous content is released.
         """
         if self._of_owner is None:
             self._of_owner = {id(g.owner): i for i, g in enumerate(self._guards) if g.kind is Kind.ITEMS}
