@@ -29,8 +29,7 @@ def tensor_names(nodes: Sequence[Node]) -> tuple[str, ...]:
 
     A name is the path joined by ``_``. Of several leaves with the same one, the leaf with the shortest path
     keeps it (of equally short ones, the first); to each other, ``_2``, ``_3``, ... is appended, the first
-    that
-    makes a new name.
+    that makes a new name.
     """
     paths = [path for node, path in zip(nodes, paths_of(nodes), strict=True) if node.kind == "tensor"]
     joined = ["_".join(map(_segment, path)) for path in paths]

@@ -72,8 +72,7 @@ class Schema:
         """Return the tensors of `data` if its schema equals this one, and None otherwise.
 
         This is the check of every step. It is equivalent to :func:`flatten` and a comparison, at a fraction
-        of
-        the cost. None does not say why; :meth:`difference` does.
+        of the cost. None does not say why; :meth:`difference` does.
 
         Args:
             data: Anything, also what :func:`flatten` refuses.

@@ -194,9 +194,8 @@ class Signature:
         Args:
             bound: A mapping that :meth:`bind` returned, or one with the same keys.
             form: Form in which to pass the arguments. An argument that it does not mention is left out if
-                it has
-                its default, and passed by keyword otherwise. If None, arguments are passed by position up to
-                the first one that has its default, and by keyword after it.
+                it has its default, and passed by keyword otherwise. If None, arguments are passed by position
+                up to the first one that has its default, and by keyword after it.
 
         Raises:
             SchemaError: `bound` lacks an argument that has no default.

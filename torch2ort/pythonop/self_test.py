@@ -1,10 +1,8 @@
 """Test export at the start of a process's first export, which checks that calls of Functions are intercepted.
 
 The way in which ``apply`` reaches a Function's code is an implementation detail of torch, and may change
-with any
-release. A Function that is not intercepted is traced through, and silently trains with another gradient; no
-other
-check would detect it.
+with any release. A Function that is not intercepted is traced through, and silently trains with another
+gradient; no other check would detect it.
 """
 
 from __future__ import annotations

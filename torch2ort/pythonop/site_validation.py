@@ -1,8 +1,7 @@
 """Validation of a site from a file, and of the attributes of the node that contains it.
 
 Runtimes trust a node's attributes: they reserve and reuse memory by them. So only the attributes that an
-export
-of that very site writes may reach a runtime.
+export of that very site writes may reach a runtime.
 """
 
 from __future__ import annotations

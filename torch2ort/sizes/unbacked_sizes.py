@@ -1,8 +1,7 @@
 """Data-dependent sizes that torch.export assumed to be equal to other sizes.
 
 Where an unknown size would be broadcast if it were 1, torch.export assumes that it equals the other size,
-writes
-a check into the program, and continues with the assumption. A graph does not contain these checks.
+writes a check into the program, and continues with the assumption. A graph does not contain these checks.
 """
 
 from __future__ import annotations

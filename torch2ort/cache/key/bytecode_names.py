@@ -1,9 +1,8 @@
 """Identity of compiled Python code, and the names that it uses.
 
 Bytecode is read instead of source text, because bytecode runs, and a source file may have changed since it
-was
-imported. Line numbers, file names and comments are no part of it. Each Python has its own operations: only
-the bytecode of :data:`KNOWN_PYTHONS` is read.
+was imported. Line numbers, file names and comments are no part of it. Each Python has its own operations:
+only the bytecode of :data:`KNOWN_PYTHONS` is read.
 """
 
 from __future__ import annotations

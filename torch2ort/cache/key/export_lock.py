@@ -1,14 +1,12 @@
 """Lock of exports: one export runs at a time, and none while a model is inspected.
 
 torch.export keeps state in the process while it runs, and an export runs the model's code on trial. During
-that
-time, classes and objects that a model of another thread may share have other content, and fake tensors
+that time, classes and objects that a model of another thread may share have other content, and fake tensors
 replace a model's weights. A thread that reads them meanwhile waits, or detects afterwards that an export ran.
 
 A thread acquires this lock before any other. If it held a lock of the export cache, or one of a session's
-runs,
-and then exported, it would wait for a thread that waits for it. Builds of later artifacts of a graph acquire
-this lock, too.
+runs, and then exported, it would wait for a thread that waits for it. Builds of later artifacts of a graph
+acquire this lock, too.
 """
 
 from __future__ import annotations

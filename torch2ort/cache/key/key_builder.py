@@ -6,8 +6,7 @@ and objects, none of which contains an address. ``ObjectEncoder`` and ``Definiti
 module keeps the books.
 
 A component is reachable if another one refers to it. A method counts once any code reads its name, and so
-does
-an attribute that is not a plain value. So the walk covers at least the code that can run.
+does an attribute that is not a plain value. So the walk covers at least the code that can run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Operators that users or libraries registered with PyTorch's dispatcher, as parts of a key.
 
 A graph calls such an operator, and the kernel is no part of the graph. The operator's schema is, and so is
-the
-code by which a trace learns about its results and about which of them have a gradient.
+the code by which a trace learns about its results and about which of them have a gradient.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Code of installed packages: identified by version, except for changes that were made while the process ran.
 
 A replaced method or function, an attribute that was set on a class, a function that was added to a table:
-each
-is written next to the name under which the package's code would find it.
+each is written next to the name under which the package's code would find it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One observed run of a site's ``backward``, to find behaviour in which a graph differs from eager PyTorch.
 
 A gradient of a graph is contiguous, a saved tensor has no history, and a write to a value that a node keeps
-is
-lost.
+is lost.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """The abstract run, which finds the outputs of a site's ``forward`` without a run of a graph.
 
 A registered shape inferer determines the sizes. Without one, ``forward`` is run on fake tensors, and the
-sizes of
-its outputs are expressions of the inputs' symbolic sizes. If that is impossible, as for a forward that
-branches on
-values or has long loops, it is run once on real tensors: those that the call gets when the model runs on the
-sample, or made-up ones if these are unknown. That run determines rank and dtype, and every size is a new
-symbol.
-A run on fake tensors that ended early, or that specialized a varying size to a number, would leave
-conditions on
-sizes; then the model is traced again, without such runs of the Function. If the model's code cannot be
-traced with
-new symbols, it is traced with the sizes of the real run, which each run of the graph then checks
-(:mod:`torch2ort.pythonop.runtime_checks`).
+sizes of its outputs are expressions of the inputs' symbolic sizes. If that is impossible, as for a forward
+that branches on values or has long loops, it is run once on real tensors: those that the call gets when the
+model runs on the sample, or made-up ones if these are unknown. That run determines rank and dtype, and every
+size is a new symbol. A run on fake tensors that ended early, or that specialized a varying size to a number,
+would leave conditions on sizes; then the model is traced again, without such runs of the Function. If the
+model's code cannot be traced with new symbols, it is traced with the sizes of the real run, which each run of
+the graph then checks (:mod:`torch2ort.pythonop.runtime_checks`).
 """
 
 from __future__ import annotations
@@ -245,8 +240,7 @@ def _sizes_of_run(
 
     The values differ between the runs: a size that differs although no argument's size does is ``None``. The
     arguments' sizes differ, too, which distinguishes a size that equals that of an argument from one that
-    is the
-    same number by chance.
+    is the same number by chance.
     """
     given = dict(zip(site.tensor_positions, inputs, strict=True))
     number = other_numbers(inputs)
@@ -267,8 +261,7 @@ def _like(size: int, now: int, axis: int, given: Mapping[int, torch.Tensor], num
     """Return a size as that of an argument's varying dimension, preferably the same one, or as a number.
 
     The result is ``None`` for a number that is not the size of an argument, if sizes of arguments vary and
-    were
-    the same in both runs: the number may vary with them.
+    were the same in both runs: the number may vary with them.
 
     Args:
         size: the size in the run on the sample.

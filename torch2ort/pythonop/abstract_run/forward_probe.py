@@ -60,8 +60,7 @@ class OperatorObserver(private.TorchDispatchMode):
         own: the memory of the tensors that ``forward`` gets.
         unbacked_sizes: counts the data-dependent sizes in the tensors' trace; ``None`` for real tensors.
         most: the largest number of operators in a run, in which operators that other processes wait for are
-            not
-            allowed; by default, real tensors have no limit, and all operators are allowed.
+            not allowed; by default, real tensors have no limit, and all operators are allowed.
     """
 
     def __init__(

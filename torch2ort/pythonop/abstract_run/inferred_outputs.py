@@ -2,8 +2,7 @@
 
 The inferer returns the sizes. Everything else that the graph depends on (what ``forward`` writes to, keeps,
 marks, and returns beside tensors) is observed in a run of ``forward`` at the sample's sizes, which also
-checks the
-inferer's result. That run has no symbols, so it cannot specialize the trace to a size.
+checks the inferer's result. That run has no symbols, so it cannot specialize the trace to a size.
 """
 
 from __future__ import annotations

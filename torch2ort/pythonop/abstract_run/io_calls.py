@@ -28,8 +28,7 @@ def in_front_of_calls_outside(found: Callable[[str], None]) -> Iterator[None]:
     """Call ``found`` before each such call of a Function's code in the context, with the callee's name.
 
     An exception of ``found`` ends that code. Finalizers of unreachable objects, which may call anything and
-    are
-    no part of the code, wait until it has ended.
+    are no part of the code, wait until it has ended.
     """
 
     def look(frame: FrameType, event: str, argument: Any) -> None:

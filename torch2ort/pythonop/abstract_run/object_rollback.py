@@ -3,8 +3,7 @@
 A Function may write to its arguments, to its class, to objects in its closure or a global: a counter, an
 observer's range, a table. An export runs it on fake or sample data. The Functions that run afterwards see the
 writes of such a run, as in eager PyTorch. The model's code sees :class:`Unknown` instead, because a value
-that it
-read there would become a constant of the graph. When the export ends, the previous state is restored.
+that it read there would become a constant of the graph. When the export ends, the previous state is restored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Snapshots of the Python state that code can reach, to find changes and to undo them.
 
 The state is found from some roots: the content of containers, objects, classes and closures, and the
-globals that
-functions name. Code that runs on tensors of an export must leave none of them, nor their numbers, behind.
+globals that functions name. Code that runs on tensors of an export must leave none of them, nor their
+numbers, behind.
 """
 
 from __future__ import annotations

@@ -20,10 +20,8 @@ def register_inline(function: str | _C, *, override: bool = False) -> _C | None:
 
     Training traces forward and the Function's own ``backward``, which need not be the derivative of forward,
     and puts both into its graphs. An export, and an :class:`ORTModule` whose caller needs no gradients,
-    contain
-    the operators of forward, unless an exporter is registered besides. Only torch's operators are traced: a
-    graph
-    cannot contain NumPy code, prints and branches on values.
+    contain the operators of forward, unless an exporter is registered besides. Only torch's operators are
+    traced: a graph cannot contain NumPy code, prints and branches on values.
 
     Args:
         function: its qualified name, or the class, so that the function serves as a decorator.

@@ -95,8 +95,7 @@ def register_gradient(
     """Register the gradient of an ONNX operator.
 
     Training uses it for a call if all operators of the call have one; any other call keeps PyTorch's
-    gradient,
-    or its Function's own ``backward``.
+    gradient, or its Function's own ``backward``.
 
     Args:
         operator: ``"domain::Op"``, or ``"Op"`` for one of ONNX's own.
