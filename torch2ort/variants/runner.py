@@ -142,7 +142,7 @@ class Runner:
         outputs = fetched[:count]
         if program.is_tied:
             known = dict(zip(names, weights, strict=True))
-            program.ties.put(outputs, tensors, known, program.interface.sizes.dims)
+            program.ties.tie(outputs, tensors, known, program.interface.sizes.dims)
         if verification is not None:
             verification.check_outputs(outputs)
         returned = len(program.interface.outputs.leaves)
