@@ -54,6 +54,14 @@ FLOORS = (
     {"variants", "dynamo", "hooks", "training_files", "artifacts"},
 )
 
+# A participle names no operation and no result. Names in -eed are verbs: need, feed.
+PARTICIPLE = re.compile("_?([a-z]*[a-df-z]ed|built|found|held|kept|known|left|made|put|said|seen)")
+# Of the public contract, where users read and override them; `exported` is read as an attribute.
+PUBLIC_PARTICIPLES = (
+    *("ExportedModel.renamed", "ORTModule.exported", "SubscriberBase.attached", "SubscriberBase.detached"),
+    *("StatisticsSubscriber.attached", "StatisticsSubscriber.detached"),
+)
+
 
 def broken(rule: dict[Path, Any]) -> dict[str, Any]:
     """Return the faults against a rule by the file's name, without the files that keep it."""
@@ -98,6 +106,16 @@ def code_lines(function: ast.FunctionDef) -> int:
     return function.end_lineno - body[0].lineno + 1 if body else 0
 
 
+def methods(tree: ast.AST) -> Iterator[str]:
+    """Yield ``Class.method`` for every method in `tree`, properties apart."""
+    for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for one in cls.body:
+            if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                decorators = " ".join(map(ast.unparse, one.decorator_list))
+                if not re.search(r"property\b|\.setter\b", decorators):
+                    yield f"{cls.name}.{one.name}"
+
+
 def project() -> dict[str, Any]:
     """Return pyproject's ``[project]`` table."""
     tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
@@ -140,6 +158,14 @@ def test_no_function_has_more_than_50_lines_of_code() -> None:
     }
     long = {path: [f.name for f in found if code_lines(f) > 50] for path, found in functions.items()}
     assert broken(long) == {}
+
+
+def test_no_method_is_named_by_a_bare_participle() -> None:
+    named = {
+        path: [m for m in methods(tree) if PARTICIPLE.fullmatch(m.partition(".")[2])]
+        for path, tree in TREES.items()
+    }
+    assert broken({p: sorted({*found} - {*PUBLIC_PARTICIPLES}) for p, found in named.items()}) == {}
 
 
 def test_private_names_of_libraries_stay_in_their_files() -> None:

@@ -39,7 +39,7 @@ def cache(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def newest(cache: Path) -> str:
-    return max(Store(cache).listed(), key=lambda entry: entry.manifest.created).manifest.digest
+    return max(Store(cache).list_entries(), key=lambda entry: entry.manifest.created).manifest.digest
 
 
 @pytest.mark.parametrize("action", ["list", "explain", "clear"])
@@ -71,7 +71,7 @@ def test_explain_says_what_differs(cache, capsys):
 
 def test_explain_says_in_which_components_two_keys_differ(cache, capsys):
     new = newest(cache)
-    (old,) = {entry.manifest.digest for entry in Store(cache).listed()} - {new}
+    (old,) = {entry.manifest.digest for entry in Store(cache).list_entries()} - {new}
     assert main(["cache", "explain", old, new[:10]]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == [
@@ -83,7 +83,7 @@ def test_explain_says_in_which_components_two_keys_differ(cache, capsys):
 def test_explain_all_shows_every_component(cache, capsys):
     key = newest(cache)
     assert main(["cache", "explain", key[:10], "--all"]) == 0
-    entry = next(e for e in Store(cache).listed() if e.manifest.digest == key)
+    entry = next(e for e in Store(cache).list_entries() if e.manifest.digest == key)
     shown = capsys.readouterr().out.splitlines()[1:]
     assert shown == [f"  {name}: {content}" for name, content in entry.manifest.components.items()]
 
@@ -98,7 +98,7 @@ def test_explain_needs_a_key_that_is_there(cache, capsys):
 def test_clear(cache, capsys):
     assert main(["cache", "clear"]) == 0
     assert capsys.readouterr().out.startswith("removed 2 entries, ")
-    assert Store(cache).listed() == []
+    assert Store(cache).list_entries() == []
 
 
 @pytest.mark.parametrize("action", ["list", "clear", "explain"])

@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def entries(cache: Path) -> dict[str, Path]:
     """Folder of each entry by its kind."""
-    return {e.manifest.kind: cache / "v1" / e.manifest.digest for e in Store(cache).listed()}
+    return {e.manifest.kind: cache / "v1" / e.manifest.digest for e in Store(cache).list_entries()}
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_what_was_not_used_for_longest_makes_room(cache):
     """The limit leaves room for exactly one of these graphs."""
     sizes = (4, 5)
     torch2ort.export(torch.nn.Linear(4, 2), torch.zeros(sizes[0], 4))
-    (entry,) = Store(cache).listed()
+    (entry,) = Store(cache).list_entries()
     options = torch2ort.Options(cache_limit=entry.size * 3 // 2)
     hits = [
         torch2ort.export(torch.nn.Linear(4, 2), torch.zeros(size, 4), options=options).cache.hit
@@ -254,7 +254,7 @@ def unpooled(h):
 def test_that_an_export_for_varying_sizes_fails_is_known_to_the_next_process(cache, nothing_is_built):
     batches = [(torch.randn(4, n),) for n in (4, 6)]
     assert_trains_like_eager(OnColumns(unpooled), batches, lr=0.01, steps=2)
-    assert {e.manifest.kind for e in Store(cache).listed()} >= {"graph", "joint forward"}
+    assert {e.manifest.kind for e in Store(cache).list_entries()} >= {"graph", "joint forward"}
     nothing_is_built()
     assert_trains_like_eager(OnColumns(unpooled), batches, lr=0.01, steps=2)
 

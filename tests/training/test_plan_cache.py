@@ -89,7 +89,7 @@ def nothing_is_traced(monkeypatch: pytest.MonkeyPatch):
 
 def entries(cache: Path, kind: str) -> list[Path]:
     """Folders of the entries of a kind."""
-    return [cache / "v1" / e.manifest.digest for e in Store(cache).listed() if e.manifest.kind == kind]
+    return [cache / "v1" / e.manifest.digest for e in Store(cache).list_entries() if e.manifest.kind == kind]
 
 
 def compare(model: torch.nn.Module, used: tuple[int, ...], backwards: int = 1) -> torch2ort.ORTModule:
@@ -217,7 +217,7 @@ def test_what_onnxruntime_does_not_write_down_trains_like_eager(cache, monkeypat
 
 def test_a_step_of_large_weights_is_kept_without_them(cache) -> None:
     torch2ort.ORTModule(torch.nn.Linear(600, 600))(torch.randn(2, 600)).sum().backward()
-    sizes = {e.manifest.kind: e.size for e in Store(cache).listed()}
+    sizes = {e.manifest.kind: e.size for e in Store(cache).list_entries()}
     assert sizes.keys() == {"graph", FORWARD, BACKWARD, "optimised forward", "optimised backward"}
     assert sum(sizes.values()) < 100_000
 

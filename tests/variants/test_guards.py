@@ -48,9 +48,9 @@ def test_a_guard_tells_of_a_change(way: Way, changed: Any):
     model = way.make()
     before = found(model)
     guards = before.arm_guards()
-    assert guards.changed() is None
+    assert guards.first_change() is None
     changed(way, model)
-    assert guards.changed() is not None
+    assert guards.first_change() is not None
     assert found(model).changes(before) != []
 
 
@@ -60,7 +60,7 @@ def test_what_nobody_reads_is_no_change(way: Way, changed: Any):
     before = found(model)
     guards = before.arm_guards()
     changed(way, model)
-    assert guards.changed() is None or found(model).changes(before) == []
+    assert guards.first_change() is None or found(model).changes(before) == []
 
 
 def gradients(

@@ -94,7 +94,7 @@ def test_an_interrupted_start_leaves_nothing_behind(
             module(x).sum().backward()
     assert _state() == before
     assert exclusive.idle is not None, "an export is still noted as running"
-    assert all(Store(tmp_path).read(e.manifest.digest) for e in Store(tmp_path).listed())
+    assert all(Store(tmp_path).read(e.manifest.digest) for e in Store(tmp_path).list_entries())
     assert not list(tmp_path.rglob("*.tmp*"))
 
     model.zero_grad()

@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     store = _open(arguments)
-    entries = [] if store is None else store.listed()
+    entries = [] if store is None else store.list_entries()
     for entry in entries:
         manifest = entry.manifest
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
@@ -85,7 +85,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     store = _open(arguments)
     if store is None:
         return 1
-    entries = store.listed()
+    entries = store.list_entries()
     chosen = _choose(entries, arguments.key)
     if chosen is None:
         return 1

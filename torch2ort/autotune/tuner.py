@@ -141,10 +141,10 @@ class Tuner:
         """Return the ways to compute the operators of images in a graph."""
         other, _ = cast("tuple[Half, str]", region(graph))
         set_channels_last(other.graph_module.graph)
-        by_rule, laid_out = map(self._tuned, (standing, other))
+        by_rule, laid_out = map(self._measured_program, (standing, other))
         return layouts(by_rule, laid_out, standing, self._options, most)
 
-    def _tuned(self, half: Half) -> MeasuredProgram:
+    def _measured_program(self, half: Half) -> MeasuredProgram:
         """Translate a half, with its operators as they are measured."""
         rewriting = Rewriting(half.graph_module.graph)
         compute_channels_last(rewriting, half.graph_module.graph)
@@ -190,16 +190,16 @@ class Tuner:
         """
         key = Key.of(what, {**self._machine, "measured": text})
         # Not locked during the measurement, which waits for exports of other threads.
-        seconds = _KNOWN.seconds.get(key.digest) or self._kept(key)
+        seconds = _KNOWN.seconds.get(key.digest) or self._stored_seconds(key)
         if seconds is None and self._budget() > self._used:
             # If another process measured the same now, its work would be noise in this one's times.
             with nullcontext(True) if self._store is None else self._store.lock(key.digest, 0) as is_mine:
-                seconds = self._kept(key) or (self._measured(make) if is_mine else None)
+                seconds = self._stored_seconds(key) or (self._measure(make) if is_mine else None)
                 if seconds is not None and self._store is not None:
                     store_entry(self._store, key, _KIND, EntryContent({"seconds": dict(seconds)}, {}))
         return None if seconds is None else _KNOWN.first(key.digest, seconds)
 
-    def _measured(self, make: Callable[[float], Mapping[str, Way]]) -> Mapping[str, float] | None:
+    def _measure(self, make: Callable[[float], Mapping[str, Way]]) -> Mapping[str, float] | None:
         _import_translations(self._target)
         start, used = self._clock(), self._used
         try:
@@ -214,7 +214,7 @@ class Tuner:
         self._used = used + (self._clock() - start)
         return seconds
 
-    def _kept(self, key: Key) -> Mapping[str, float] | None:
+    def _stored_seconds(self, key: Key) -> Mapping[str, float] | None:
         entry = None if self._store is None else self._store.read(key.digest)
         return None if entry is None else dict(entry.manifest.data["seconds"])
 

@@ -142,7 +142,7 @@ class TracedCode(TorchFunctionMode):
     ) -> Any:
         """Call ``func``, or its replacement."""
         if func == _DATA:
-            return self._noted(torch.Tensor.detach, args[0].detach())
+            return self._note_result(torch.Tensor.detach, args[0].detach())
         if func in _LEAVES and True in (*args[1:], *(kwargs or {}).values(), len(args) == 1):
             self.derived = self.derived or traceback.extract_stack()
         if func in _HOOKS:
@@ -161,9 +161,9 @@ class TracedCode(TorchFunctionMode):
         stands = recurrent.fake_call(func, args, onednn=self._onednn)
         stands = stands or undeclared_view_ops.replacement_for(func, args, kwargs or {})
         stands = stands or distribution_checks.replacement_for(func, args)
-        return self._noted(func, (stands or func)(*args, **(kwargs or {})))
+        return self._note_result(func, (stands or func)(*args, **(kwargs or {})))
 
-    def _noted(self, func: Any, result: Any) -> Any:
+    def _note_result(self, func: Any, result: Any) -> Any:
         self._inference.note(func, result)
         return result
 

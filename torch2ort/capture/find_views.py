@@ -69,7 +69,7 @@ class _Search:
         self._written = {
             _memory(node.args[0])
             for node in self._regions.nodes
-            if self._regions.recorded(node) and _is_write(node) and isinstance(node.args[0], torch.fx.Node)
+            if self._regions.records(node) and _is_write(node) and isinstance(node.args[0], torch.fx.Node)
         }
         self._chains: list[list[tuple[torch.fx.Node, tuple[Step, ...]]]] = [
             [] if origin is not None or not isinstance(node, torch.fx.Node) else list(self._chain(node))
@@ -158,20 +158,20 @@ class _Search:
         given, kwargs = self._sizes(args), self._sizes(dict(node.kwargs))
         if given is None or kwargs is None:
             return None
-        return Step(str(target), given, kwargs, self._regions.recorded(node))
+        return Step(str(target), given, kwargs, self._regions.records(node))
 
     def _sizes(self, value: Any) -> Any:
         """Return ``value`` with a text for each varying size; ``None`` if no text can express it."""
         try:
-            return self._said(value)
+            return self._express(value)
         except ValueError:
             return None
 
-    def _said(self, value: Any) -> Any:
+    def _express(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
-            return tuple(map(self._said, value))
+            return tuple(map(self._express, value))
         if isinstance(value, dict):
-            return {key: self._said(v) for key, v in value.items()}
+            return {key: self._express(v) for key, v in value.items()}
         if isinstance(value, torch.fx.Node):
             value = value.meta.get("val")
         if isinstance(value, torch.SymInt):

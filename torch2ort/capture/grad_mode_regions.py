@@ -27,7 +27,7 @@ class GradModeRegions:
             node = self._same[node]
         return node
 
-    def recorded(self, node: torch.fx.Node) -> bool:
+    def records(self, node: torch.fx.Node) -> bool:
         """Return True if autograd records ``node``."""
         return node not in self._unrecorded
 

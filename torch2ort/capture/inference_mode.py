@@ -99,7 +99,7 @@ def traced_inference_mode(inside: bool) -> Iterator[None]:
     with (
         private.modes_set_by(
             on_thread(shown.set_grad_enabled, private.set_grad_enabled),
-            on_thread(shown.switched, private.InferenceMode),
+            on_thread(shown.switch, private.InferenceMode),
         ),
         replaced(
             torch,
@@ -146,7 +146,7 @@ class _Shown:
             private.set_grad_enabled(mode)
 
     @contextlib.contextmanager
-    def switched(self, inference: bool) -> Iterator[None]:
+    def switch(self, inference: bool) -> Iterator[None]:
         """Replace ``torch.inference_mode(inference)``."""
         before = self.inference, self.gradients
         already = self.inference and inference

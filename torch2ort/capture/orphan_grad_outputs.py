@@ -89,7 +89,7 @@ def _viewed(output: Any, regions: GradModeRegions) -> Iterator[torch.fx.Node]:
         seen.add(node)
         if node.op == "placeholder":
             yield node
-        elif regions.recorded(node):
+        elif regions.records(node):
             waiting.extend(node.all_input_nodes)
         elif node.target is operator.getitem or makes_views(node.target):
             waiting.append(node.args[0])

@@ -41,7 +41,7 @@ class Ties(NamedTuple):
             for i, (tracked, origin, view) in enumerate(outputs)
         )
 
-    def put(
+    def tie(
         self,
         outputs: list[torch.Tensor],
         inputs: Sequence[torch.Tensor],
@@ -60,21 +60,21 @@ class Ties(NamedTuple):
         put_views(outputs, self.views, self.tracked, inputs, weights, dims)
         put_dead_ends(outputs, self.dead_ends, inputs, weights)
 
-    def stored(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the ties in a form for JSON."""
         return {
             "origins": [None if o is None else list(o) for o in self.origins],
-            "views": [None if v is None else v.stored() for v in self.views],
+            "views": [None if v is None else v.to_json() for v in self.views],
             "tracked": list(self.tracked),
             "dead_ends": [list(end) for end in self.dead_ends],
         }
 
     @classmethod
-    def loaded(cls, data: Mapping[str, Any]) -> Ties:
-        """Load the result of :meth:`stored`."""
+    def from_json(cls, data: Mapping[str, Any]) -> Ties:
+        """Load the result of :meth:`to_json`."""
         return cls(
             tuple(None if o is None else (o[0], o[1]) for o in data["origins"]),
-            tuple(None if v is None else OutputView.loaded(v) for v in data["views"]),
+            tuple(None if v is None else OutputView.from_json(v) for v in data["views"]),
             tuple(data["tracked"]),
             tuple(DeadEnd(output, leaf, tuple(i), tuple(w)) for output, leaf, i, w in data["dead_ends"]),
         )

@@ -49,7 +49,7 @@ class OutputView:
     base: tuple[str, int | str]
     steps: tuple[Step, ...]
 
-    def stored(self) -> Any:
+    def to_json(self) -> Any:
         """Return the view in a form for JSON."""
         steps = [
             [s.operator, dump_constant(s.args), dump_constant(dict(s.kwargs or {})), s.recorded]
@@ -58,8 +58,8 @@ class OutputView:
         return [list(self.base), steps]
 
     @classmethod
-    def loaded(cls, data: Any) -> OutputView:
-        """Load the result of :meth:`stored`."""
+    def from_json(cls, data: Any) -> OutputView:
+        """Load the result of :meth:`to_json`."""
         base, steps = data
         made = (
             Step(name, load_constant(args), load_constant(kw), bool(seen)) for name, args, kw, seen in steps

@@ -67,10 +67,10 @@ class _Masks:
     def _value(self, node: torch.fx.Node) -> str:
         """Return a text that is equal for nodes that compute equal values from equal operands."""
         if node not in self._values:
-            self._values[node] = self._computed(node)
+            self._values[node] = self._compute_value(node)
         return self._values[node]
 
-    def _computed(self, node: torch.fx.Node) -> str:
+    def _compute_value(self, node: torch.fx.Node) -> str:
         known = isinstance(node.target, private.OpOverload) and node.target.namespace == "aten"
         read = (node, *node.all_input_nodes)
         if not known or is_random(node) or any(_memory(n) in self._written for n in read):

@@ -63,7 +63,7 @@ class Reach:
         steps = [AutogradNode(call, feed, _pairs(inputs)) for call, feed, inputs in description["steps"]]
         return cls(steps, _pairs(description["outputs"]), arguments)
 
-    def renamed(
+    def rename(
         self, feeds: Sequence[int], calls: Mapping[str, str], arguments: Mapping[str, Sequence[int]]
     ) -> Reach:
         """Return the same paths with other positions of the inputs and names of the calls.
@@ -123,12 +123,12 @@ class Reach:
         if known is None:
             if len(self._known) >= _MOST_SETS:
                 self._known.clear()
-            seen = frozenset(self._walked(*key))
+            seen = frozenset(self._walk(*key))
             feeds = (self._steps[position].feed for position, _, defined in seen if defined)
             known = self._known[key] = seen, frozenset(feed for feed in feeds if feed >= 0)
         return known
 
-    def _walked(self, outputs: tuple[int, ...], undefined: frozenset[Edge]) -> set[_Seen]:
+    def _walk(self, outputs: tuple[int, ...], undefined: frozenset[Edge]) -> set[_Seen]:
         """Return the results of steps to which autograd passes a gradient, including ``None``."""
         seen: set[_Seen] = set()
         stack = [(*self._outputs[i], True) for i in outputs if self._outputs[i] != _NONE]

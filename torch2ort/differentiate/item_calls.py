@@ -113,10 +113,10 @@ def replace_read_numbers(graph: torch.fx.Graph, *, has_kernels: bool = True) -> 
         if node.target in READS:
             numbers[node] = taken.read()
         elif isinstance(node.meta.get("val"), torch.SymFloat):
-            numbers[node] = taken.computed()
+            numbers[node] = taken.compute()
         elif not numbers.keys().isdisjoint(node.all_input_nodes):
             if is_number(node.meta.get("val")):
-                numbers[node] = taken.computed()
+                numbers[node] = taken.compute()
             elif not taken.replace():
                 sized.update(n for n in node.all_input_nodes if n in numbers)
     _drop_unread(graph, numbers, sized)
@@ -215,7 +215,7 @@ class _NumberNode:
             raise _refusal(self._node, f"reads a number of {dtype} out of a tensor")
         return read_number(self._node, self._node)
 
-    def computed(self) -> torch.fx.Node | None:
+    def compute(self) -> torch.fx.Node | None:
         """Return the tensor of a number that the node computes from others; ``None`` if there is none."""
         node = self._node
         if _is_floor_division(node):
@@ -268,7 +268,7 @@ class _NumberNode:
         if not isinstance(expected, torch.Tensor):
             raise _refusal(self._node, _TAKES)
         for cast in (None, expected.dtype):
-            made = self._filled() if node.target in _FILLED else self._with_tensors(cast)
+            made = self._fill() if node.target in _FILLED else self._with_tensors(cast)
             if made is None:
                 break
             found = made.meta["val"]
@@ -332,7 +332,7 @@ class _NumberNode:
             return None
         return self._attempt(target, *given, **node.kwargs)
 
-    def _filled(self) -> torch.fx.Node | None:
+    def _fill(self) -> torch.fx.Node | None:
         """Return a tensor of ones, multiplied by the number that the operator fills a tensor with."""
         node, dtype = self._node, self._node.meta["val"].dtype
         ones, position = _FILLED[node.target]

@@ -248,7 +248,7 @@ class Split:
                 None if grad is None or present.is_zero(grad) else values[present.replacement_of(grad)]
                 for grad in cast("list[torch.fx.Node | None]", gradients)
             ]
-            shapes = sizes.mapped(shapes, values.__getitem__)
+            shapes = sizes.map_arguments(shapes, values.__getitem__)
             made = graph.call_function(PYTHON_OP_GRAD, (None, given, site, shapes))
             made.meta = dict(node.meta)
             values[node] = made
@@ -306,7 +306,7 @@ def copied_node(
     nodes: Callable[[torch.fx.Node], torch.fx.Node],
 ) -> torch.fx.Node:
     """Copy a node of a joint graph into a half, which computes its sizes; ``nodes`` maps its arguments."""
-    args, kwargs = sizes.mapped((node.args, node.kwargs), nodes)
+    args, kwargs = sizes.map_arguments((node.args, node.kwargs), nodes)
     made = graph.create_node(node.op, node.target, args, kwargs, node.name)
     made.meta = dict(node.meta)
     return made

@@ -340,7 +340,7 @@ class SizeNodes:
         self._graph = graph
         self._known: dict[Any, torch.fx.Node] = {}
 
-    def mapped(self, arguments: Any, nodes: Callable[[torch.fx.Node], torch.fx.Node | None]) -> Any:
+    def map_arguments(self, arguments: Any, nodes: Callable[[torch.fx.Node], torch.fx.Node | None]) -> Any:
         """Return the arguments of a node of the joint graph as arguments of one of the half.
 
         Args:

@@ -110,18 +110,18 @@ class _Step:
     def inference(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
         """Compile a graph without a backward."""
         fix_fake_dtypes(graph_module.graph)
-        return self._compiled("inference", graph_module, len(graph_module.graph.output_node().args[0]))  # type: ignore[arg-type]
+        return self._compile("inference", graph_module, len(graph_module.graph.output_node().args[0]))  # type: ignore[arg-type]
 
     def forward(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
         """Compile a forward, whose last results are the values that backward reads."""
         private.lend_no_buffers()
-        return self._compiled("forward", graph_module, self._returned)
+        return self._compile("forward", graph_module, self._returned)
 
     def backward(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Boxed:
         """Compile a backward."""
-        return self._compiled("backward", graph_module, 0)
+        return self._compile("backward", graph_module, 0)
 
-    def _compiled(self, kind: str, graph_module: torch.fx.GraphModule, restrided: int) -> _Boxed:
+    def _compile(self, kind: str, graph_module: torch.fx.GraphModule, restrided: int) -> _Boxed:
         compiled = self._graph(kind, graph_module, restrided, frozenset())
         return private.boxed(lambda arguments: compiled(arguments))
 

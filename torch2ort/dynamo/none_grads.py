@@ -57,7 +57,7 @@ class UndefinedGradients:
         Args:
             undefined: arguments for which a Function's backward returned ``None``.
         """
-        defined = self._defined(undefined)
+        defined = self._are_defined(undefined)
         return frozenset(i for i, number in self._results.items() if not defined[number])
 
     def defined_output_gradients(self, call: str, undefined: Collection[Edge]) -> tuple[bool, ...] | None:
@@ -73,10 +73,10 @@ class UndefinedGradients:
         step = next((step for step in self._steps if step.call == call), None)
         if step is None:
             return None
-        defined = self._defined(undefined)
+        defined = self._are_defined(undefined)
         return tuple(number is not None and defined[number] for number in step.gradients)
 
-    def _defined(self, undefined: Collection[Edge]) -> list[bool]:
+    def _are_defined(self, undefined: Collection[Edge]) -> list[bool]:
         defined: list[bool] = []
         for step in self._steps:
             arrived = any(number is not None and defined[number] for number in step.gradients)

@@ -128,7 +128,7 @@ def _changes_again(write: Write, held: list[Any]) -> EffectError:
 
 
 def _restore(reached: ReachableState) -> None:
-    for holder, _ in reached.changed():
+    for holder, _ in reached.changes():
         if type(holder).__name__ != "_Memo":
             holder.write(holder.before)
 

@@ -54,7 +54,7 @@ class SideEffectRecorder:
         there = self._watch.reached.was_there
         templates = ValueTemplates(there if known else lambda v: not isinstance(v, torch.Tensor) and there(v))
         try:
-            writes, taken = writes_of(self._watch.changed(guarded=self._left), templates)
+            writes, taken = writes_of(self._watch.changes(guarded=self._left), templates)
         except EffectError as error:
             if self._left or error.matters:
                 raise

@@ -48,7 +48,7 @@ class _Noting:
         if not self.cleared and key not in self.written:
             self.asked.add(key)
 
-    def put(self, key: Any) -> None:
+    def note_write(self, key: Any) -> None:
         """Record a write of ``key``."""
         if key not in self.asked:
             self.written.add(key)
@@ -99,7 +99,7 @@ def _delete_item(self: Any, key: Any) -> None:
 
 
 def _set_key(self: Any, key: Any, value: Any) -> None:
-    self.put(key)
+    self.note_write(key)
     _base(self).__setitem__(self, key, value)
 
 

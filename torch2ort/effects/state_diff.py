@@ -92,7 +92,7 @@ class Watch:
         named = (*model.named_parameters(), *model.named_buffers())
         self._tensors = [(name, t, t.requires_grad, _attributes(t)) for name, t in named]
 
-    def changed(self, *, guarded: bool) -> list[Changed]:
+    def changes(self, *, guarded: bool) -> list[Changed]:
         """Return the changes that the call made, without those that have no effect.
 
         Args:
@@ -137,7 +137,7 @@ class Watch:
                     "which a graph cannot do. Keep it in an attribute of the module",
                     None,
                 )
-        found = [Changed(*pair) for pair in self.reached.changed() if type(pair[0]).__name__ != "_Memo"]
+        found = [Changed(*pair) for pair in self.reached.changes() if type(pair[0]).__name__ != "_Memo"]
         found = [changed for one in found for changed in _relevant(one)]
         found = [
             changed for changed in found if not (guarded and isinstance(changed.holder, IteratorPosition))
@@ -150,7 +150,7 @@ class Watch:
         """Restore the whole state."""
         self._generators.restore()
         switch_back(self._settings)
-        for holder, contents in self.reached.changed():
+        for holder, contents in self.reached.changes():
             if isinstance(holder, Named):
                 # A Function's writes are hidden from the model until the export ends.
                 hidden = {k: v for k, v in contents.items() if isinstance(v, Unknown)}

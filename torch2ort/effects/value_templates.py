@@ -161,7 +161,7 @@ class ValueTemplates:
         known = self._templates.get(id(value))
         if known is None:
             self._alive.append(value)
-            known = self._made(value)
+            known = self._make(value)
         return known
 
     def _tensor(self, value: torch.Tensor) -> ValueTemplate:
@@ -177,7 +177,7 @@ class ValueTemplates:
         self.places.append(self.place)
         return RunTensor(len(self.tensors) - 1)
 
-    def _made(self, value: Any) -> ValueTemplate:
+    def _make(self, value: Any) -> ValueTemplate:
         kind, number = type(value), len(self._alive)
         if kind in _FILLED:
             start: Any = kind
@@ -203,9 +203,9 @@ class ValueTemplates:
         if isinstance(value, types.FunctionType) and value.__closure__ is None:
             self.constants = True
             return ConstantValue(value)
-        return self._nested(value, number)
+        return self._make_nested(value, number)
 
-    def _nested(self, value: Any, number: int) -> ValueTemplate:
+    def _make_nested(self, value: Any, number: int) -> ValueTemplate:
         try:
             tensors, schema = io_schema.flatten(value)
         except SchemaError as error:

@@ -245,7 +245,7 @@ def _pack(program: Program, model: torch.nn.Module, key: Key) -> EntryContent:
         "training": program.training,
         "outputs": _stored_schema(interface.outputs),
         "weights": dict(graph.weights),
-        **program.ties.stored(),
+        **program.ties.to_json(),
         "writer": program.writer,
     }
     if not isinstance(graph, Graph):
@@ -269,7 +269,7 @@ def _unpack(kept: EntryContent, model: torch.nn.Module, call: Call, key: Key) ->
         _weights(model, graph.weights),
         interface,
         bool(data["training"]),
-        Ties.loaded(data),
+        Ties.from_json(data),
         writer=data["writer"],
     )
 

@@ -77,7 +77,7 @@ class Sizes:
         self._compiled = [(text, _compile(text)) for text in guards]
         self._accepted: set[tuple[tuple[int, ...], ...]] = set()
 
-    def narrowed(self, conditions: Mapping[str, str]) -> Sizes:
+    def with_guards(self, conditions: Mapping[str, str]) -> Sizes:
         """Return these sizes with further guards (guard -> its line)."""
         guards = (*self.guards, *conditions)
         return Sizes(self.names, self.dims, self.ranges, guards, {**self.lines, **conditions})

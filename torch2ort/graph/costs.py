@@ -139,7 +139,7 @@ class Costs:
         sizes = []
         for dim in shape.dim:
             if dim.dim_param:
-                size = self._named(dim.dim_param)
+                size = self._evaluate(dim.dim_param)
             else:
                 size = dim.dim_value if dim.HasField("dim_value") else None
             if size is None:
@@ -147,7 +147,7 @@ class Costs:
             sizes.append(size)
         return tuple(sizes)
 
-    def _named(self, text: str) -> int | None:
+    def _evaluate(self, text: str) -> int | None:
         """Return the value of an expression such as ``2*batch``; the text of a file is never executed."""
         try:
             return int(self._value(ast.parse(text, mode="eval").body))

@@ -86,7 +86,7 @@ class _Folding:
 
     def compute(self, opsets: Iterable[onnx.OperatorSetIdProto]) -> None:
         """Compute the values that depend only on weights, unless a large weight would be stored twice."""
-        nodes = self._known()
+        nodes = self._nodes_of_weights()
         if not nodes:
             return
         made = {node.output[0] for node in nodes}
@@ -106,7 +106,7 @@ class _Folding:
         for node in nodes:
             weights = (of.get(name, name) for name in node.input if name in of or name in self._tensors)
             of[node.output[0]] = next(weights, node.output[0])
-        names = {r: self._added(of[r], value) for r, value in zip(results, values, strict=True)}
+        names = {r: self._add_initializer(of[r], value) for r, value in zip(results, values, strict=True)}
         self._readers.subtract(inside)
         self._gone += nodes
         self._rename(names)
@@ -125,14 +125,14 @@ class _Folding:
         gone = {id(node) for node in self._gone}
         return [node for node in self._graph.node if id(node) not in gone]
 
-    def _fixed(self) -> set[str]:
+    def _fixed_names(self) -> set[str]:
         """Return the values whose names must not change: those that bodies read, and the graph's outputs."""
         outside = Counter(name for node in self._nodes() for name in node.input)
         return {name for name, count in self._readers.items() if count != outside[name]}
 
-    def _known(self) -> list[onnx.NodeProto]:
+    def _nodes_of_weights(self) -> list[onnx.NodeProto]:
         """Return the nodes that depend only on weights, in their order."""
-        fixed = self._fixed()
+        fixed = self._fixed_names()
         nodes = [
             n
             for n in self._nodes()
@@ -177,7 +177,7 @@ class _Folding:
 
     def copies(self) -> bool:
         """Drop nodes that are now known to return their first input; return True if there are any."""
-        fixed = self._fixed()
+        fixed = self._fixed_names()
         copies = [n for n in self._nodes() if n.output[0] not in fixed]
         copies = [n for n in copies if (self._passes(n) if is_check(n) else self._keeps_size(n))]
         for node in copies:
@@ -227,7 +227,7 @@ class _Folding:
         if not all(np.isfinite(array).all() for array in new):
             return
         names = [linear.input[1], linear.input[2] if bias else node.input[2]]
-        arguments = [self._added(name, array) for name, array in zip(names, new, strict=True)]
+        arguments = [self._add_initializer(name, array) for name, array in zip(names, new, strict=True)]
         self._readers.subtract([*linear.input[1:], *node.input])
         self._readers.update(arguments)
         del linear.input[1:]
@@ -301,7 +301,7 @@ class _Folding:
         value = _attributes(maker).get("value")
         return None if value is None else numpy_helper.to_array(value)
 
-    def _added(self, name: str, array: _Array) -> str:
+    def _add_initializer(self, name: str, array: _Array) -> str:
         """Add an initializer under an unused name; return the name."""
         base = f"{name.removesuffix(SUFFIX)}{SUFFIX}"
         free = base

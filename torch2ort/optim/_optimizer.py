@@ -116,8 +116,8 @@ class Optimizer:
             The new parameters and the new state, as dicts of new tensors.
         """
         rate = torch.as_tensor(lr, dtype=torch.float32)
-        clipped = self._clipped(gradients)
-        shared = self._shared(state)
+        clipped = self._clip(gradients)
+        shared = self._shared_state(state)
         found = {name: dict(value) for name, value in state.items() if isinstance(value, Mapping)}
         result = dict(parameters)
         for name, gradient in clipped.items():
@@ -150,7 +150,7 @@ class Optimizer:
                         f"some of {sorted(names)}"
                     )
 
-    def _shared(self, state: State) -> dict[str, torch.Tensor]:
+    def _shared_state(self, state: State) -> dict[str, torch.Tensor]:
         """Return the state that all parameters share, after this step: the number of steps."""
         return {"step": state["step"] + 1} if "step" in state else {}
 
@@ -212,7 +212,7 @@ class Optimizer:
         """Return the factor of a group on the learning rate, which is an argument of each step."""
         return 1.0 if settings["lr"] == self.lr else float(settings["lr"] / self.lr)
 
-    def _clipped(self, gradients: Tensors) -> dict[str, torch.Tensor]:
+    def _clip(self, gradients: Tensors) -> dict[str, torch.Tensor]:
         clipped = {name: value for name, value in gradients.items() if value is not None}
         if self.max_grad_norm is not None and clipped:
             norms = [torch.linalg.vector_norm(value) for value in clipped.values()]

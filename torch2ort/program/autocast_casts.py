@@ -189,9 +189,9 @@ class _Settler:
 
     def _cast(self, node: torch.fx.Node, casts: Mapping[torch.fx.Node, torch.dtype]) -> None:
         for source, dtype in casts.items():
-            node.replace_input_with(source, self._casted(node, source, dtype))
+            node.replace_input_with(source, self._insert_cast(node, source, dtype))
 
-    def _casted(self, node: torch.fx.Node, source: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    def _insert_cast(self, node: torch.fx.Node, source: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
         note = node.meta[NOTE]
         key = (source, note.region)
         kept = note.state.cache and _is_parameter(source) and dtype in {d for _, _, d in note.state.devices}
@@ -224,7 +224,7 @@ class _Settler:
             for part in parts.nodes:
                 source = copies.get(part.args[0]) if part.target is _CAST else None
                 if source in inputs and part.kwargs.keys() == {"dtype"}:
-                    copies[part] = self._casted(node, source, part.kwargs["dtype"])
+                    copies[part] = self._insert_cast(node, source, part.kwargs["dtype"])
                 elif part.op == "call_function":
                     copies[part] = self._graph.node_copy(part, copies.__getitem__)
                     copies[part].meta["stack_trace"] = node.meta.get("stack_trace")

@@ -64,7 +64,7 @@ class PurityObserver:
                     warnings.filterwarnings("ignore", "Error detected in ")
                     yield
             finally:
-                for holder, contents in reached.changed():
+                for holder, contents in reached.changes():
                     if not self._counts:
                         self._note(f"it writes to {change(holder, contents)}")
                     holder.write(holder.before)

@@ -220,10 +220,10 @@ class _Numbers:
         if not isinstance(number, torch.fx.Node):
             return constant(self._place, number)
         if number not in self._known:
-            self._known[number] = self._computed(number)
+            self._known[number] = self._compute(number)
         return self._known[number]
 
-    def _computed(self, node: torch.fx.Node) -> torch.fx.Node:
+    def _compute(self, node: torch.fx.Node) -> torch.fx.Node:
         if node.target in READS:
             return read_number(self._place, node)
         if node.target is aten.sym_size.int:

@@ -45,7 +45,7 @@ torch.fx.node.has_side_effect(torch.ops.torch2ort.python_op.default)
 @torch.library.register_fake("torch2ort::python_op", lib=_library)
 def _fake_python_op(inputs: Sequence[torch.Tensor], site: str) -> list[torch.Tensor]:
     # Calls inside of a Function's forward, also of other Functions, are not intercepted.
-    with _interceptor.suspended():
+    with _interceptor.suspend():
         return fake_outputs(site_by_key(site), inputs)
 
 
@@ -175,7 +175,7 @@ class ArgumentRecorder:
     def call(self, function: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
         """Record ``function.apply(*arguments)``, and call it."""
         self._sample.record(function, arguments)
-        with _interceptor.suspended():
+        with _interceptor.suspend():
             return function.apply(*arguments)
 
 
@@ -387,7 +387,7 @@ class _Interceptor:
                 private.end_interception()
 
     @contextlib.contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         """Pass calls of this thread on to PyTorch."""
         self._stack.append(None)
         try:
@@ -420,4 +420,4 @@ _interceptor = _Interceptor()
 
 def suspended() -> contextlib.AbstractContextManager[None]:
     """Pass calls of this thread on to PyTorch inside of the context."""
-    return _interceptor.suspended()
+    return _interceptor.suspend()

@@ -107,7 +107,7 @@ class InferenceEngine:
             return None
         optimization = Optimization(settings, providers)
         return functools.partial(
-            optimization.kept,
+            optimization.obtain,
             kind="inference graph",
             graph_entries=graph_entries,
             identity=identity(self._options),
@@ -127,7 +127,7 @@ class InferenceEngine:
             EngineError: ONNX Runtime failed. An exception of a Function is raised unchanged.
         """
         if self._half is not None:
-            return self._passed(self._half, feeds)
+            return self._run_half(self._half, feeds)
         values = self._values(feeds)
         failure: BaseException | None = None
         with self._around_functions(feeds) if self._graph.sites else _NOTHING_TO_CALL:
@@ -140,7 +140,7 @@ class InferenceEngine:
             raise failure
         return to_tensors(fetched, self._bools)
 
-    def _passed(self, half: native.Half, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _run_half(self, half: native.Half, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the graph with tensors passed in C++."""
         run = native.Run()
         if self._has_originals:

@@ -61,7 +61,7 @@ class Optimization:
         self._keep()
         return proto
 
-    def kept(
+    def obtain(
         self, model: onnx.ModelProto, kind: str, graph_entries: GraphEntries, identity: Mapping[str, str]
     ) -> onnx.ModelProto | None:
         """Return the optimised model as :meth:`of`, from the export cache or stored there.

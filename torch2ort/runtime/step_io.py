@@ -94,15 +94,15 @@ class PythonSession:
         made = self._feeds.values(tensors)
         given = [made[source] if isinstance(source, int) else source for source in self._sources]
         fed = [*(kept or ()), *given]
-        results = self._computed(fed, run)
+        results = self._compute(fed, run)
         if self._fetches_all:
             fetched = to_tensors(results, ())
         else:
             fetched = [to_tensor(results[i]) for i in self._passing.fetched]
         restore_bools(fetched, self._bools)
-        return fetched, self._left(results, fed, run)
+        return fetched, self._feeds_of_other_half(results, fed, run)
 
-    def _left(self, results: Any, fed: Sequence[Any], run: native.Run) -> list[Any]:
+    def _feeds_of_other_half(self, results: Any, fed: Sequence[Any], run: native.Run) -> list[Any]:
         """Return the feeds of the other half; the run gets the values that it owns."""
         passing, places = self._passing, self._passing.kept
         if passing.donated:
@@ -112,12 +112,12 @@ class PythonSession:
             results = own_items(results, [i for i in places if i >= 0])
         return [results[i] if i >= 0 else fed[~i] for i in places]
 
-    def _computed(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
+    def _compute(self, values: Sequence[Any], run: native.Run) -> Sequence[Any]:
         """Return one OrtValue per output."""
         failure: BaseException | None = None
         with contexts_in(run, without_grad=True):
             try:
-                return self._fetched(values)
+                return self._fetch(values)
             except Exception as error:
                 failure = stock.take_error(error)
                 if failure is None:
@@ -126,7 +126,7 @@ class PythonSession:
         # Outside of the handler, which would make onnxruntime's error the context of the Function's.
         raise failure
 
-    def _fetched(self, values: Sequence[Any]) -> Sequence[Any]:
+    def _fetch(self, values: Sequence[Any]) -> Sequence[Any]:
         feeds = dict(zip(self._inputs, values, strict=True))
         found: Sequence[Any] = self._session._sess.run_with_ort_values(feeds, self._outputs, None)
         return found

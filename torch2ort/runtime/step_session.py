@@ -179,7 +179,7 @@ class HalfSession:
         """Return the model that the session is created from."""
         better: onnx.ModelProto | None = None
         if graph_entries is not None:
-            better = optimization.kept(
+            better = optimization.obtain(
                 model, f"optimised {self._name}", graph_entries, identity(self._options)
             )
         elif optimization.frees_early:

@@ -196,10 +196,10 @@ class SizeSpace:
 
     def _value(self, name: str) -> Any:
         if name not in self._values:
-            self._values[name] = self._declared(name) or self._fresh(name)
+            self._values[name] = self._declared_size(name) or self._fresh(name)
         return self._values[name]
 
-    def _declared(self, name: str) -> Any:
+    def _declared_size(self, name: str) -> Any:
         """Return the size of a dimension of ``dynamic_shapes`` that no argument of this call has."""
         if self._environment is None:
             return None

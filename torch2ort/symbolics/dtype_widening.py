@@ -209,14 +209,14 @@ class _Casts:
         node = typed.node
         for i, (value, own) in enumerate(zip(node.inputs, typed.inputs, strict=True)):
             if value is not None and own == variable:
-                node.replace_input_with(i, self._widened(node, value, kind))
+                node.replace_input_with(i, self._widen(node, value, kind))
         if variable not in typed.inputs:
             _retype(node, kind)
         for value, own in zip(node.outputs, typed.outputs, strict=True):
             if own == variable:
                 self._narrow(node, value, typed.types[variable], kind)
 
-    def _widened(self, node: ir.Node, value: ir.Value, kind: ir.DataType) -> ir.Value:
+    def _widen(self, node: ir.Node, value: ir.Value, kind: ir.DataType) -> ir.Value:
         computed = self._computed.get(value)
         if computed is not None and kind.is_floating_point() and _of_one_operator(computed, node):
             # PyTorch rounds the result of an operator, not its intermediate values.

@@ -88,7 +88,7 @@ class Processes:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if self._adasum:
-                parameter.grad = self._combined(parameter.grad)
+                parameter.grad = self._combine(parameter.grad)
                 continue
             if not self._overlaps:
                 dist.all_reduce(parameter.grad)
@@ -108,7 +108,7 @@ class Processes:
             work.wait()
         self._ready, self._begun = set(), []
 
-    def _combined(self, gradient: torch.Tensor) -> torch.Tensor:
+    def _combine(self, gradient: torch.Tensor) -> torch.Tensor:
         """Compute the Adasum of all processes' gradients, by pairs, pairs of pairs and so on."""
         distance = 1
         while distance < self.size:

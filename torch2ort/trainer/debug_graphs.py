@@ -104,7 +104,7 @@ class Graphs:
         Args:
             sample: inputs of a step.
         """
-        exported = self._exported(sample)
+        exported = self._export(sample)
         graph, names = exported.proto.graph, {}
         for one in graph.initializer:
             names[one.name] = self._whole.public_name(one.name)
@@ -117,7 +117,7 @@ class Graphs:
         changed = {old: new for old, new in names.items() if old != new}
         return exported.renamed(changed, dict.fromkeys(parameters, TRAINED))
 
-    def _exported(self, sample: tuple[torch.Tensor, ...]) -> ExportedModel:
+    def _export(self, sample: tuple[torch.Tensor, ...]) -> ExportedModel:
         """Export the model with the described sizes, and with bounds on them where the model has bounds."""
         names = {size for one in self._description.inputs for size in one.shape if isinstance(size, str)}
         named = {name: torch.export.Dim(re.sub(r"\W", "_", name)) for name in names}

@@ -55,10 +55,10 @@ class Update:
         """Update this process's weights by their gradients; a weight without a gradient is not changed."""
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         # The norm is that of all gradients, also of those that another process applies.
-        clipped = self._clipped(gradients)
+        clipped = self._clip(gradients)
         mine = {name: clipped[name] for name in gradients if name in self._owned}
         present = {name: self._owned[name].detach() for name in mine}
-        updated, self.state = self._updated(present, mine, self.state, lr)
+        updated, self.state = self._update(present, mine, self.state, lr)
         for name, value in updated.items():
             self._owned[name].copy_(value)
 
@@ -70,9 +70,9 @@ class Update:
         self, parameters: Tensors, gradients: Tensors, state: Mapping[str, Any], lr: torch.Tensor | float
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Update as a function of tensors, as optimizers of torch2ort.optim do, clipping included."""
-        return self._updated(parameters, self._clipped(gradients), state, lr)
+        return self._update(parameters, self._clip(gradients), state, lr)
 
-    def _updated(
+    def _update(
         self, parameters: Tensors, gradients: Tensors, state: Mapping[str, Any], lr: torch.Tensor | float
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         updated, new = self._optimizer(parameters, gradients, state, lr)
@@ -82,7 +82,7 @@ class Update:
                     updated[name] = updated[name] * (1 - lr * values["lambda"])
         return updated, new
 
-    def _clipped(self, gradients: Tensors) -> dict[str, torch.Tensor]:
+    def _clip(self, gradients: Tensors) -> dict[str, torch.Tensor]:
         """Limit the norm of all gradients together, for each group to its own limit, as PyTorch does."""
         if not self._clips or not gradients:
             return dict(gradients)

@@ -81,7 +81,7 @@ class ORTTrainer:
         self._scaler: LossScaler | None = self.options.mixed_precision.loss_scaler
         self._loss = self.model_desc.loss_position()
         self._whole = self._made_whole(model).to(self._device)
-        self._parameters = self._trained()
+        self._parameters = self._trained_parameters()
         self._processes.start_with(self._whole.tensors())
         self._processes.watch(self._parameters, self._is_last_backward)
         self._owners = self._processes.owners(self._parameters)
@@ -110,7 +110,7 @@ class ORTTrainer:
             SchemaMismatchError: inputs or outputs differ from the description; nothing is updated then.
             OptionError: `fetches` contains a name that no output has.
         """
-        wanted = self._wanted(fetches)
+        wanted = self._output_positions(fetches)
         inputs, sizes = self._inputs(args, kwargs)
         self._graphs.before_training(inputs)
         if not self._whole.training:
@@ -145,7 +145,7 @@ class ORTTrainer:
             SchemaMismatchError: inputs or outputs differ from the description.
             OptionError: `fetches` contains a name that no output has.
         """
-        wanted = self._wanted(fetches)
+        wanted = self._output_positions(fetches)
         inputs, sizes = self._inputs(args, kwargs)
         if self._whole.training:
             self._module.eval()
@@ -322,7 +322,7 @@ class ORTTrainer:
             model = onnx.shape_inference.infer_shapes(model, data_prop=True)
         return OnnxModel(model, self.model_desc)
 
-    def _wanted(self, fetches: Sequence[str] | None) -> list[int]:
+    def _output_positions(self, fetches: Sequence[str] | None) -> list[int]:
         """Return the positions of the outputs to return."""
         names = self._train_step_info.fetches if fetches is None else fetches
         return self.model_desc.named_outputs(names) if names else list(range(len(self.model_desc.outputs)))
@@ -398,7 +398,7 @@ class ORTTrainer:
         if self._scaler is not None:
             self._scaler.update(info)
 
-    def _trained(self) -> dict[str, torch.nn.Parameter]:
+    def _trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the weights to train, by name; frozen weights no longer require gradients."""
         tensors = self._whole.tensors()
         frozen = self.options.utils.frozen_weights

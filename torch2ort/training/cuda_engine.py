@@ -53,7 +53,7 @@ class DevicePythonSession(PythonSession):
         self._feeds = DeviceFeeds(device)
         self._run = DeviceRun(session, outputs, device)
 
-    def _fetched(self, values: Sequence[Any]) -> Sequence[Any]:
+    def _fetch(self, values: Sequence[Any]) -> Sequence[Any]:
         found: Sequence[Any] = self._run(self._inputs, values)
         return found
 
@@ -99,7 +99,7 @@ class DeviceHalf(HalfSession):
         refuse_missing(session, self._providers())
         # Constants are copied to the device. A backward, whose session is created inside of a run, has none.
         constants = any(isinstance(source, torch.Tensor) for source in self.passing.sources)
-        with self._stream.entered() if constants else contextlib.nullcontext():
+        with self._stream.make_current() if constants else contextlib.nullcontext():
             return DevicePythonSession(
                 session, self._fed, self._outputs, self.passing, self._bools, self._device
             )
@@ -137,7 +137,7 @@ class DeviceEngine(Engine):
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
         """Run the forward half; see the base class."""
-        with self._stream.entered():
+        with self._stream.make_current():
             outputs, state = super().forward(feeds)
         return self._stream.handed_over(outputs), state  # type: ignore[return-value]
 
@@ -145,6 +145,6 @@ class DeviceEngine(Engine):
         self, state: ForwardState, gradients: Sequence[torch.Tensor | None], *, keep: bool
     ) -> list[torch.Tensor | None]:
         """Run the backward half; see the base class."""
-        with self._stream.entered():
+        with self._stream.make_current():
             found = super().backward(state, gradients, keep=keep)
         return self._stream.handed_over(found)

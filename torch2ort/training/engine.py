@@ -48,8 +48,8 @@ class _Backward:
     Attributes:
         plan: its plan.
         session: its session; ``None`` if it computes nothing.
-        gradients: the result of :meth:`Engine._reached` for a run in which no Function's backward returns
-            ``None``.
+        gradients: the result of :meth:`Engine._reached_feeds` for a run in which no Function's backward
+            returns ``None``.
     """
 
     plan: BackwardPlan
@@ -185,7 +185,7 @@ class Engine:
         if known is not None:
             return self._run_backward(known, state, gradients, keep=keep)
         with contextlib.nullcontext() if self._startup is None else self._startup.recording(FIRST_RUN):
-            found = self._run_backward(self._built(missing), state, gradients, keep=keep)
+            found = self._run_backward(self._build_backward(missing), state, gradients, keep=keep)
         if self._startup is not None:
             self._startup.log()
         return found
@@ -219,14 +219,15 @@ class Engine:
         if not keep:
             run.clear()
         found: list[torch.Tensor | None] = [None] * self._feed_count
-        for feed, position, again in self._reached(plan, undefined) if undefined else backward.gradients:
+        reached = self._reached_feeds(plan, undefined) if undefined else backward.gradients
+        for feed, position, again in reached:
             # Two tensors with one gradient must not share its memory: each may be written to.
             found[feed] = tensors[position].clone() if again else tensors[position]
         if undefined:
             refuse_nan(found, LEFT_OUT)
         return found
 
-    def _reached(self, plan: BackwardPlan, undefined: Collection[Edge]) -> list[tuple[int, int, bool]]:
+    def _reached_feeds(self, plan: BackwardPlan, undefined: Collection[Edge]) -> list[tuple[int, int, bool]]:
         """Return the feeds that a gradient reaches.
 
         Args:
@@ -264,7 +265,7 @@ class Engine:
         return self._nodes[self._bindings.names[native_key]]
 
     @exclusive.looking()
-    def _built(self, missing: frozenset[int]) -> _Backward:
+    def _build_backward(self, missing: frozenset[int]) -> _Backward:
         """Build the backward without the gradients of some outputs."""
         if missing in self._backwards:
             return self._backwards[missing]  # another thread built it while this one waited
@@ -284,7 +285,7 @@ class Engine:
                     readable=self._names_in_backward(plan),
                     graph_entries=self._plans.graph_entries,
                 )
-        known = self._backwards[missing] = _Backward(plan, session, self._reached(plan, ()))
+        known = self._backwards[missing] = _Backward(plan, session, self._reached_feeds(plan, ()))
         return known
 
 

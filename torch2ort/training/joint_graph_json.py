@@ -54,7 +54,7 @@ def stored_joint(joint: Joint, feeds: Sequence[int], calls: Mapping[str, Site]) 
             trace = traces.setdefault(node.meta.get("stack_trace") or "", len(traces))
             nodes.append([node.name, *_call(node, names), _dump_value(node.meta["val"]), trace])
             if node.target is MAPPED_CALL:
-                mapped[node.args[-1]] = mapped_call(node.args[-1]).stored()
+                mapped[node.args[-1]] = mapped_call(node.args[-1]).to_json()
     except UnstorableError as error:
         raise Unkeyable(f"the joint graph holds {error}") from error
     sizes = sizes_of(joint.inputs)
@@ -101,7 +101,7 @@ def loaded_joint(text: bytes, calls: Mapping[str, Site]) -> tuple[Joint, list[in
                     name_of_call = given[-1]
                     if function is MAPPED_CALL:
                         results = _load_value(value, sizes)
-                        mapped[name_of_call] = MappedCall.loaded(data["mapped"][name_of_call], results)
+                        mapped[name_of_call] = MappedCall.from_json(data["mapped"][name_of_call], results)
                     given[-1] = mapped[name_of_call].key
                 node = graph.create_node("call_function", function, name=name)
                 # Passed to create_node, sizes among them would make torch warn.

@@ -127,7 +127,7 @@ class Planner:
         given = {node: i for i, node in enumerate(half.inputs)}
         inputs = [joint.inputs[node] for node in half.inputs]
         feeds = [(self.feeds[i], source.feeds[i]) for i in inputs]
-        lowered = self._lowered(half, is_forward=True)
+        lowered = self._lower(half, is_forward=True)
         # By the values that backward reads, as eager PyTorch saves those that are recomputed here.
         memory = ReadMemory(joint, self._split.read)
         names = {site.key: name for name, site in lowered.calls.items() if any(site.needs_input_grad)}
@@ -138,13 +138,13 @@ class Planner:
             kept=tuple(made[node] if node in made else ~given[node] for node in kept),
             donated=tuple(i for i, n in enumerate(kept) if n in made and n not in fetched and is_large(n)),
             tangents=tuple(joint.tangents.values()),
-            reach=reach.renamed(self.feeds, names, arguments_of(lowered.calls)),
+            reach=reach.rename(self.feeds, names, arguments_of(lowered.calls)),
             needed=self._feeds(memory.inputs),
             written=self._feeds(joint.written),
             read_outputs=tuple(i for i in range(len(joint.outputs)) if memory.has_output(i)),
         )
 
-    def _lowered(self, half: Half, *, is_forward: bool) -> Lowered:
+    def _lower(self, half: Half, *, is_forward: bool) -> Lowered:
         """Translate a half to ONNX.
 
         Raises:
@@ -202,7 +202,7 @@ class Planner:
         half, nodes = self._split.backward(missing)
         where = {node: i for i, node in enumerate(half.outputs)}
         return BackwardPlan(
-            lowered=self._lowered(half, is_forward=False) if half.outputs else None,
+            lowered=self._lower(half, is_forward=False) if half.outputs else None,
             given=tuple(i for i in self.joint.tangents.values() if i not in missing),
             gradients={self.feeds[i]: where[node] for i, node in nodes.items() if self.feeds[i] >= 0},
         )

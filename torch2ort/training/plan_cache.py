@@ -117,9 +117,9 @@ class Plans:
         return self._obtain(
             "joint backward",
             {"outputs without a gradient": json.dumps(sorted(missing))},
-            lambda: self._made().backward(missing),
-            lambda plan, graph_entries: plan.stored(self.forward, graph_entries.key),
-            lambda kept, graph_entries: BackwardPlan.loaded(kept, self.forward, graph_entries.key),
+            lambda: self._load_planner().backward(missing),
+            lambda plan, graph_entries: plan.to_entry(self.forward, graph_entries.key),
+            lambda kept, graph_entries: BackwardPlan.from_entry(kept, self.forward, graph_entries.key),
         )
 
     def _tuner(self) -> Tuner | None:
@@ -141,7 +141,7 @@ class Plans:
 
         return 0.0 if self._options.mode == "max" else DEFAULT_SHARE
 
-    def _made(self) -> Planner:
+    def _load_planner(self) -> Planner:
         """Return the planner: this process's own, or one from the joint graph that another process stored."""
         if self._planner is None:
             with phase(IMPORTS):
@@ -161,14 +161,14 @@ class Plans:
         from torch2ort.training.joint_graph_json import stored_joint
 
         assert self._planner is not None
-        kept = plan.stored(graph_entries.key)
+        kept = plan.to_entry(graph_entries.key)
         text = stored_joint(self._planner.joint, self._planner.feeds, plan.lowered.calls)
         return EntryContent(
             {**kept.data, "joint": self._note(text)}, {**kept.files, _PROGRAM: zlib.compress(text)}
         )
 
     def _load_forward(self, kept: EntryContent, graph_entries: GraphEntries) -> ForwardPlan:
-        plan = ForwardPlan.loaded(kept, graph_entries.key)
+        plan = ForwardPlan.from_entry(kept, graph_entries.key)
         self._stored = kept.files[_PROGRAM]
         self._settings["joint graph"] = kept.data["joint"]
         return plan

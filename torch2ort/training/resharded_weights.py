@@ -49,7 +49,7 @@ class MovingFeeds:
         Raises:
             EngineError: a feed that backward has no copy of has moved.
         """
-        moved = saved.moved(needed)
+        moved = saved.moved_positions(needed)
         self._looks += 1
         # Checked in every backward; only processes with DeepSpeed pay for the second look.
         if moved or ("deepspeed" in sys.modules and _by_deepspeed(saved.feeds)):

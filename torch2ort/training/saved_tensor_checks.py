@@ -29,7 +29,7 @@ class Saved:
         self._noted = native.Noted(feeds, private.version_of)
         self._outputs = outputs
 
-    def moved(self, positions: Iterable[int]) -> list[int]:
+    def moved_positions(self, positions: Iterable[int]) -> list[int]:
         """Return the positions of the feeds among these whose memory is elsewhere now."""
         return self._noted.moved(positions)
 

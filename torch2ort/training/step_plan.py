@@ -59,7 +59,7 @@ class ForwardPlan:
     read_outputs: tuple[int, ...]
     conditions: Mapping[str, str] = field(default_factory=dict)
 
-    def stored(self, key: Key) -> EntryContent:
+    def to_entry(self, key: Key) -> EntryContent:
         """Return the plan in the cache's form.
 
         Args:
@@ -91,8 +91,8 @@ class ForwardPlan:
         return EntryContent(data, {_FORWARD: self.lowered.proto.SerializeToString(), **files})
 
     @classmethod
-    def loaded(cls, kept: EntryContent, key: Key) -> ForwardPlan:
-        """Load the result of :meth:`stored`.
+    def from_entry(cls, kept: EntryContent, key: Key) -> ForwardPlan:
+        """Load the result of :meth:`to_entry`.
 
         Raises:
             Torch2OrtError: a Function that the plan calls does not exist in this process.
@@ -136,7 +136,7 @@ class BackwardPlan:
     given: tuple[int, ...]
     gradients: dict[int, int]
 
-    def stored(self, forward: ForwardPlan, key: Key) -> EntryContent:
+    def to_entry(self, forward: ForwardPlan, key: Key) -> EntryContent:
         """Return the plan in the cache's form.
 
         Args:
@@ -160,8 +160,8 @@ class BackwardPlan:
         return EntryContent(data, {_BACKWARD: self.lowered.proto.SerializeToString()})
 
     @classmethod
-    def loaded(cls, kept: EntryContent, forward: ForwardPlan, key: Key) -> BackwardPlan:
-        """Load the result of :meth:`stored`.
+    def from_entry(cls, kept: EntryContent, forward: ForwardPlan, key: Key) -> BackwardPlan:
+        """Load the result of :meth:`to_entry`.
 
         Raises:
             Torch2OrtError: a Function that the plan calls does not exist in this process.

@@ -69,7 +69,7 @@ def lower_step(made: StepGraph, target: Target, functions: dict[str, Site]) -> P
     Raises:
         UnsupportedOperatorError: an operator has no translation to ONNX's operators.
     """
-    lowered = lower_half(made.finished(), target)
+    lowered = lower_half(made.finish(), target)
     functions.update({site.key: site for site in lowered.calls.values()})
     model = ir.from_proto(lowered.proto)
     _tie_derivatives(model.graph, lowered)

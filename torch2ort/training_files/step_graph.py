@@ -79,7 +79,7 @@ class StepGraph:
         """Add the operators of plain PyTorch code, and return the nodes of its results."""
         return inline(self.graph, function, arguments)
 
-    def finished(self) -> Half:
+    def finish(self) -> Half:
         """Finish the graph, and return it for the translation."""
         seed = self.inputs.get(SEED)
         if seed is not None:
@@ -175,7 +175,7 @@ def _copied(
         _, gradients, site, shapes = node.args
         _refuse_kernel(node, str(site))
         given = [None if grad is None else values[grad] for grad in gradients]  # type: ignore[union-attr,index]
-        shapes = sizes.mapped(shapes, values.__getitem__)
+        shapes = sizes.map_arguments(shapes, values.__getitem__)
         made = graph.call_function(PYTHON_OP_GRAD, (None, given, site, shapes))
         made.meta = dict(node.meta)
         return made

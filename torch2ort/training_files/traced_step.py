@@ -88,7 +88,7 @@ def trace_step(wrapped: WithLoss, call: Call, trained: Collection[str], options:
     joint, reach = trace_joint(source, required, has_kernels=False)
     given = _given(program, source, joint, required, state_names(wrapped.model, wrapped))
     # Calls of Functions count as operators: a file does not know which gradients a run of theirs omits.
-    reached = reach.renamed(range(len(source.feeds)), {}, {}).inputs([0])
+    reached = reach.rename(range(len(source.feeds)), {}, {}).inputs([0])
     return TracedStep(joint, given, reached, program, source.conditions)
 
 

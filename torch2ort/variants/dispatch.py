@@ -122,7 +122,7 @@ class VariantSelector:
     def select(self, call: Call) -> tuple[list[torch.Tensor], GuardedState, Variant]:
         """Return the tensors to feed, the present state and its graph, for varying numbers if possible."""
         if not call.schema.constants:
-            return self._noted(call)
+            return self._select_and_note(call)
         tensors, schema, numbers = self._numbers.lift(call.tensors, call.schema)
         if numbers and call.schema not in self._with_constants and not self.guarded_states.asks_types:
             try:
@@ -140,9 +140,9 @@ class VariantSelector:
             else:
                 return tensors, assumed, variant
         self._with_constants.add(call.schema)
-        return self._noted(call)
+        return self._select_and_note(call)
 
-    def _noted(self, call: Call) -> tuple[list[torch.Tensor], GuardedState, Variant]:
+    def _select_and_note(self, call: Call) -> tuple[list[torch.Tensor], GuardedState, Variant]:
         """Do the same as :meth:`select`; save it for :meth:`select_repeated` if code reads only forms."""
         assumed, variant = self._variant(call)
         form = None if self.guarded_states.reads_memory else native.form(call.tensors, torch.nn.Parameter)
@@ -166,10 +166,10 @@ class VariantSelector:
         variant = assumed.family.find(shapes)
         if variant is not None:
             return assumed, variant
-        return self._exported(key, call._replace(same=same), shapes)
+        return self._export(key, call._replace(same=same), shapes)
 
     @exclusive.looking()
-    def _exported(self, key: _Key, call: Call, shapes: Shapes) -> tuple[GuardedState, Variant]:
+    def _export(self, key: _Key, call: Call, shapes: Shapes) -> tuple[GuardedState, Variant]:
         """Export the graph for :meth:`_variant`, unless another thread did so while this one waited."""
         tensors, schema = call.tensors, call.schema
         assumed, _ = self.guarded_states.now(key, tensors, schema)

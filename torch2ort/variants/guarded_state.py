@@ -136,10 +136,10 @@ class GuardedStates:
                 return assumed, 0
             if position == 0:
                 self.change = change
-        return self._walked(key, tensors, schema, known)
+        return self._find_by_walk(key, tensors, schema, known)
 
     @exclusive.looking()
-    def _walked(
+    def _find_by_walk(
         self,
         key: Hashable,
         tensors: Sequence[torch.Tensor],

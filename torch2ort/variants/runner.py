@@ -75,7 +75,7 @@ class Runner:
         modules, parted = sharded_below(self.model), deepspeed_model(self.model)
         if not modules and parted is None:
             return self._run(args, kwargs, None)
-        with gathered(modules), parted.gathered() if parted else nullcontext():
+        with gathered(modules), parted.restore_original() if parted else nullcontext():
             return self._run(args, kwargs, parted)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], parted: DeepSpeedModel | None) -> Any:
@@ -85,7 +85,7 @@ class Runner:
         modes = Modes.now()
         unbound = self._selector.select_unbound(args, kwargs, modes)
         if unbound is not None:
-            return self._served(unbound, None, modes, {}, parted)
+            return self._serve(unbound, None, modes, {}, parted)
         bound = self._signature.bind(args, kwargs)
         tensors, schema = self._flatten(bound)
         call = Call(self._signature, tensors, schema, modes)
@@ -97,9 +97,9 @@ class Runner:
             refuse_tensors(tensors, schema)
             chosen = self._selector.select(call)
             self._selector.record_form(args, kwargs, bound, call)
-        return self._served(chosen, call, modes, bound, parted)
+        return self._serve(chosen, call, modes, bound, parted)
 
-    def _served(
+    def _serve(
         self,
         chosen: tuple[list[torch.Tensor], GuardedState, Variant],
         call: Call | None,
@@ -127,7 +127,7 @@ class Runner:
         feeds = [*tensors, *variant.pick(names, weights)]
         verification = None if call is None else self._verification(variant, call)
         if self.profile is not None and variant.fetches:
-            fetched = self._profiled(self.profile, variant, assumed, verification, feeds)
+            fetched = self._fetch_profiled(self.profile, variant, assumed, verification, feeds)
         elif variant.started:
             if self.startup.awaits_other_half:
                 self.startup.log()
@@ -142,7 +142,7 @@ class Runner:
         outputs = fetched[:count]
         if program.is_tied:
             known = dict(zip(names, weights, strict=True))
-            program.ties.put(outputs, tensors, known, program.interface.sizes.dims)
+            program.ties.tie(outputs, tensors, known, program.interface.sizes.dims)
         if verification is not None:
             verification.check_outputs(outputs)
         returned = len(program.interface.outputs.leaves)
@@ -151,7 +151,7 @@ class Runner:
             assumed.guards.accept_entries(program.effects.owners)
         return program.interface.result(bound, outputs[:returned])
 
-    def _profiled(
+    def _fetch_profiled(
         self,
         profile: Profile,
         variant: Variant,

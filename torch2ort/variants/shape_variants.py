@@ -134,7 +134,7 @@ class Variant:
         conditions = self.training_engine().conditions
         if conditions:
             interface = self.program.interface
-            interface = replace(interface, sizes=interface.sizes.narrowed(conditions))
+            interface = replace(interface, sizes=interface.sizes.with_guards(conditions))
             self.program = replace(self.program, interface=interface)
 
     def inference_engine(self) -> InferenceEngine:

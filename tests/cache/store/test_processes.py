@@ -136,7 +136,7 @@ def test_a_full_disk_keeps_nothing(tmp_path):
     assert not found["hit"]
     assert found["warnings"] == []
     assert found["bypass"].startswith("the export cache could not be written")
-    assert Store(tmp_path / "cache").listed() == []
+    assert Store(tmp_path / "cache").list_entries() == []
 
 
 @pytest.mark.long

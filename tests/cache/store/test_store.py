@@ -205,7 +205,7 @@ def test_the_entry_that_was_not_used_for_longest_goes_first(tmp_path):
         os.utime(tmp_path / "v1" / (letter * 64), (past, past))
     assert store.read("a" * 64) is not None  # the oldest entry, but used now
     write(store, "d" * 64, {"file": b"x" * 900})
-    assert [entry.manifest.digest[0] for entry in store.listed()] == ["d", "a"]
+    assert [entry.manifest.digest[0] for entry in store.list_entries()] == ["d", "a"]
 
 
 def test_an_entry_over_the_limit_is_not_written(tmp_path):
@@ -215,11 +215,11 @@ def test_an_entry_over_the_limit_is_not_written(tmp_path):
     assert str(caught.value) == (
         "the graph of Net has 1001 bytes, more than the export cache may take (1000); raise cache_limit."
     )
-    assert store.listed() == []
+    assert store.list_entries() == []
 
 
 def test_listed_tells_size_and_last_use(store, entry):
-    (listed,) = store.listed()
+    (listed,) = store.list_entries()
     assert listed.manifest.digest == DIGEST
     assert listed.size == sum(path.stat().st_size for path in entry.iterdir())
     assert abs(listed.used - time.time()) < 60
@@ -316,7 +316,7 @@ def test_a_writer_that_is_killed_leaves_nothing_that_is_read(store, tmp_path):
         os.close(tell)
     written = [path.name for path in folder.iterdir() if len(path.name) == 64]
     assert len(written) >= 50
-    assert {entry.manifest.digest for entry in store.listed()} == set(written)
+    assert {entry.manifest.digest for entry in store.list_entries()} == set(written)
     assert all(store.read(digest) is not None for digest in written)
     for leftover in folder.glob(".*.tmp"):
         digest = leftover.name.split(".")[1]

@@ -19,22 +19,22 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 def test_a_run_is_behind_what_came_before_and_before_what_follows(streams: Streams) -> None:
-    with streams.own.entered():
+    with streams.own.make_current():
         pass
     assert streams.waits == RUN
 
 
 def test_a_run_that_fails_is_before_what_follows_too(streams: Streams) -> None:
-    with pytest.raises(ValueError, match="mine"), streams.own.entered():
+    with pytest.raises(ValueError, match="mine"), streams.own.make_current():
         raise ValueError("mine")
     assert streams.waits == RUN
 
 
 def test_a_run_waits_for_each_stream_that_runs_were_called_from(streams: Streams) -> None:
-    with torch.cuda.stream(streams.other("side")), streams.own.entered():
+    with torch.cuda.stream(streams.other("side")), streams.own.make_current():
         pass
     streams.waits.clear()
-    with streams.own.entered():
+    with streams.own.make_current():
         pass
     assert [pair for pair in streams.waits if pair[0] == "sessions"][:2] == [
         ("sessions", "side"),
@@ -43,9 +43,9 @@ def test_a_run_waits_for_each_stream_that_runs_were_called_from(streams: Streams
 
 
 def test_a_run_inside_of_a_run_is_in_order(streams: Streams) -> None:
-    with streams.own.entered():
+    with streams.own.make_current():
         streams.waits.clear()
-        with streams.own.entered():
+        with streams.own.make_current():
             pass
     assert ("sessions", "sessions") in streams.waits
 

@@ -118,7 +118,7 @@ class GuardList:
         self.pinned: list[tuple[Finder, Any, int]] = []
         self.finder: Finder
 
-    def found(self, traced: Iterable[Finder]) -> tuple[Guard, ...]:
+    def guards_of_export(self, traced: Iterable[Finder]) -> tuple[Guard, ...]:
         """Return all guards; those on places that only Functions read come last.
 
         Args:
@@ -269,30 +269,30 @@ class ActiveGuards:
     def __len__(self) -> int:
         return len(self._guards)
 
-    def changed(self) -> Change | None:
+    def first_change(self) -> Change | None:
         """Return the change at the first guard that fails; ``None`` if the graph is still valid.
 
         A guard does not fail if another object has the same plain value, or if no graph depends on the place.
         The expected values stay as they are; :meth:`accept` replaces them.
         """
-        return self._compared()[0]
+        return self._compare()[0]
 
     def accept(self) -> Change | None:
         """Make the present objects the expected ones, if they are equivalent to the previous ones.
 
         Returns:
-            The result of :meth:`changed`; if that is a change, no object is accepted.
+            The result of :meth:`first_change`; if that is a change, no object is accepted.
         """
         if self._native.first_changed() < 0:
             return None  # the usual case, at the cost of one call
-        change, alike = self._compared()
+        change, alike = self._compare()
         if change is None:
             for index in alike:
                 self._rearm(index)
                 self.moves += not self._guards[index].of_functions
         return change
 
-    def _compared(self) -> tuple[Change | None, Sequence[int]]:
+    def _compare(self) -> tuple[Change | None, Sequence[int]]:
         """Return the first change that matters, and the guards before it with other, equivalent objects."""
         index = self._native.first_changed()
         alike: list[int] = []

@@ -218,7 +218,7 @@ def dependencies(
         walk.components.update(_topics(walk))
     values.definitions.installed.guard_classes()
     walk.guards.value(_settings_in_a_step, torch, "torch's settings")
-    traced, traced_names = walk.traced()
+    traced, traced_names = walk.reads_of_export()
     return Dependencies(
         type(model).__qualname__,
         tuple(map(_name, schema.leaves)),
@@ -229,7 +229,7 @@ def dependencies(
         not _OF_OFFSETS.isdisjoint(walk.names),
         walk.asks_types,
         walk.asks_parameters,
-        walk.guards.found(traced),
+        walk.guards.guards_of_export(traced),
         [(finder.label, value, version) for finder, value, version in walk.guards.pinned],
         None if walk.any_name else frozenset(walk.names),
         traced_names,

@@ -181,7 +181,7 @@ class Walk:
         assert data is not None, f"{value!r} is not plain"
         self._out += data
 
-    def seen(self, value: Any) -> bool:
+    def write_reference(self, value: Any) -> bool:
         """Write a reference to ``value`` and return True if it was met before; otherwise record its place."""
         met = self._memo.get(id(value))
         if met is not None:
@@ -294,7 +294,7 @@ class Walk:
         """
         component = self._component_of.get(identity)
         if component is None:
-            component = Component(self._numbered(label), fill, own, set(), attribute, owner)
+            component = Component(self._unique_label(label), fill, own, set(), attribute, owner)
             self._component_of[identity] = component
             self._components.append(component)
         self._component.refers.add(component)
@@ -305,7 +305,7 @@ class Walk:
         if own:
             self.write(form(b"&", component.label.encode()))
 
-    def _numbered(self, label: str) -> str:
+    def _unique_label(self, label: str) -> str:
         number = self._taken[label] = self._taken.get(label, 0) + 1
         return label if number == 1 else f"{label}#{number}"
 
@@ -350,12 +350,12 @@ class Walk:
                 self.run()
 
     def _component_of_attribute(self, unread: _DeferredAttribute) -> Component:
-        label = self._numbered(f"{unread.label}, attribute {unread.name}")
+        label = self._unique_label(f"{unread.label}, attribute {unread.name}")
         component = Component(label, unread.write, True, None, attribute=unread.name)
         unread.found_by.refers.add(component)
         return component
 
-    def traced(self) -> tuple[set[Component], frozenset[str] | None]:
+    def reads_of_export(self) -> tuple[set[Component], frozenset[str] | None]:
         """Return what an export reads, without what only Functions read, whose code runs in each call.
 
         Returns:

@@ -74,9 +74,9 @@ class ObjectEncoder:
         elif id(value) in self.walk.weights:
             self.weight(value)
             # Tracing does not recognize the weight in this place, and makes a constant of it.
-            if not (self._are_arguments or self.walk.seen(value)):
+            if not (self._are_arguments or self.walk.write_reference(value)):
                 tensor(self, value)
-        elif not self.walk.seen(value):
+        elif not self.walk.write_reference(value):
             self.walk.write(b"<")
             _encoder_of(value)(self, value)
             self.walk.write(b">")

@@ -152,7 +152,7 @@ class Installed:
             except ValueError:
                 continue  # not assigned yet
             if isinstance(value, (FunctionType, BuiltinFunctionType)):
-                self._used(("closure",), value)
+                self._write_used(("closure",), value)
         for chain in uses.chains:
             try:
                 value, used = resolve(chain, function.__globals__, self._walk.guards)
@@ -161,9 +161,9 @@ class Installed:
             if value is type and not (function.__module__ or "").startswith("torch."):
                 self._walk.asks_types = True
             if not isinstance(value, ModuleType) and used:
-                self._used(chain[:used], value)
+                self._write_used(chain[:used], value)
 
-    def _used(self, chain: tuple[str, ...], value: Any) -> None:
+    def _write_used(self, chain: tuple[str, ...], value: Any) -> None:
         """Write the value that a package's code finds under a global name."""
         walk = self._walk
         if isinstance(value, FunctionType):
@@ -176,7 +176,7 @@ class Installed:
         elif isinstance(value, BuiltinFunctionType):
             walk.atom((*chain, _name(value)))
         elif isinstance(value, type):
-            self._used_class(chain, value)
+            self._write_used_class(chain, value)
         elif atom(value) is not None:
             walk.atom((*chain, value))
         elif isinstance(value, functools.partial) or self._is_users(value):
@@ -185,7 +185,7 @@ class Installed:
         else:
             self._table(chain, value)
 
-    def _used_class(self, chain: tuple[str, ...], cls: type) -> None:
+    def _write_used_class(self, chain: tuple[str, ...], cls: type) -> None:
         if self._walk.package_of(cls) is None:
             self._walk.atom(chain)
             self._definitions.class_(cls, used_as_value=True)

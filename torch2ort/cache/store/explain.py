@@ -94,7 +94,7 @@ def sentence_of_miss(kind: str, name: str, digest: str, components: Mapping[str,
         components: components of the key.
         store: the store.
     """
-    other = nearest(kind, name, components, store.listed())
+    other = nearest(kind, name, components, store.list_entries())
     if other is None:
         return f"the export cache has no entry for a {name} yet ({digest})"
     changes = "; ".join(map(str, differences(other.manifest.components, components)))

@@ -124,7 +124,7 @@ class Store:
                     if text.encode() in content:
                         yield Manifest.from_bytes(content)
 
-    def listed(self) -> list[Listed]:
+    def list_entries(self) -> list[Listed]:
         """Return every readable entry, the most recently used first."""
         found = []
         for path in self._entries():

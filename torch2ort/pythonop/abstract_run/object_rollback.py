@@ -136,7 +136,7 @@ class FunctionWrites:
         tensors, generators = places(before.values()), Generators()
         try:
             yield written, before
-            for holder, contents in before.changed():
+            for holder, contents in before.changes():
                 written.append(change(holder, contents))
                 self._note(site, holder, contents)
             if self._over:
@@ -246,7 +246,7 @@ def observe_and_roll_back(site: Site, tensors: list[torch.Tensor]) -> Observatio
         function_writes.running(site) as (written, state),
         TensorRollback(given) as undone,
     ):
-        held = function_writes.originals.held(site, given)
+        held = function_writes.originals.place_stand_ins(site, given)
         seen, left = observe(site, given, held)
         function_writes.note_tensors(site, seen.made)
         written += ["a tensor"] * undone.has_writes()
@@ -266,7 +266,7 @@ def _as_before(state: Snapshot) -> Iterator[None]:
     """Undo all writes of the code inside of the context, which is no part of ``forward``."""
     tensors = places(state.values())
     try:
-        with state.unchanged(), _same_generators():
+        with state.restore_at_end(), _same_generators():
             yield
     finally:
         for _, place in tensors:

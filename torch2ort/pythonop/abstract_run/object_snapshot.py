@@ -334,13 +334,13 @@ class Snapshot:
                     f"what forward reads"
                 ) from error
 
-    def changed(self) -> list[tuple[Holder[Any], Any]]:
+    def changes(self) -> list[tuple[Holder[Any], Any]]:
         """Return the places whose content has changed, with the present content."""
         now = [(holder, holder.read()) for holder in self.holders]
         return [(holder, contents) for holder, contents in now if not holder.same(contents)]
 
     @contextlib.contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def restore_at_end(self) -> Iterator[None]:
         """Restore the present content of every place when the context ends."""
         present = [holder.read() for holder in self.holders]
         try:
@@ -352,7 +352,7 @@ class Snapshot:
 
     def restore(self) -> None:
         """Restore the content of every place."""
-        for holder, _ in self.changed():
+        for holder, _ in self.changes():
             holder.write(holder.before)
 
     def values(self) -> Iterator[tuple[str, Any]]:

@@ -89,7 +89,7 @@ class Originals:
         ]
 
     @contextlib.contextmanager
-    def held(self, site: Site, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    def place_stand_ins(self, site: Site, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         """Replace the originals in the model's modules by :meth:`stand_ins` inside of the context."""
         pairs = zip(site.tensor_positions, tensors, strict=True)
         originals = self.of(site)

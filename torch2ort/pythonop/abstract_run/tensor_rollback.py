@@ -78,7 +78,7 @@ class TensorRollback(private.TorchDispatchMode):
         if self._moved or any(not reference.expired() for reference in self._written):
             return True
         with private.without_modes():
-            return any(not _equal(storage, before) for storage, before in self._remembered())
+            return any(not _equal(storage, before) for storage, before in self._previous_contents())
 
     def __exit__(self, *error: Any) -> None:
         """See the class."""
@@ -87,12 +87,12 @@ class TensorRollback(private.TorchDispatchMode):
         with private.without_modes():
             for place in reversed(self._moved):
                 place.restore()
-            for storage, before in self._remembered():
+            for storage, before in self._previous_contents():
                 if storage.nbytes() != before.nbytes():
                     storage.resize_(before.nbytes())
                 storage.copy_(before)
 
-    def _remembered(self) -> Iterator[tuple[torch.UntypedStorage, torch.UntypedStorage]]:
+    def _previous_contents(self) -> Iterator[tuple[torch.UntypedStorage, torch.UntypedStorage]]:
         """Yield memory that still exists, and its previous content."""
         for reference, before in self._before.items():
             storage = private.storage_of(reference)

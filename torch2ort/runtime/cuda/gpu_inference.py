@@ -40,7 +40,7 @@ class DeviceInference(InferenceEngine):
     def run(self, feeds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the graph; see the base class."""
         failure: BaseException | None = None
-        with self._stream.entered():
+        with self._stream.make_current():
             values = self._on_device.values(feeds)
             with self._around_functions(feeds):
                 try:

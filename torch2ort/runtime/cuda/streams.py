@@ -33,7 +33,7 @@ class SessionStream:
         return int(self._stream.cuda_stream)
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
+    def make_current(self) -> Iterator[None]:
         """Make it PyTorch's current stream. Its work is after earlier and before later work of the caller.
 
         Memory that is freed inside, and memory that a Function allocates, belongs to this stream. It is
@@ -58,7 +58,7 @@ class SessionStream:
         Runtime's own memory is free for its next run at once.
 
         Args:
-            tensors: results of a run inside of :meth:`entered`; call this after that block.
+            tensors: results of a run inside of :meth:`make_current`; call this after that block.
         """
         made = [None if tensor is None else tensor.clone() for tensor in tensors]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -33,7 +33,7 @@ def _guarded(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> list[onnx
     # In int64, for every dtype of the indices.
     wide = made.add("Cast", index)
     made.nodes[0].attribute.append(helper.make_attribute("to", onnx.TensorProto.INT64))
-    checked = made.checked(decode_check(check_of(node)), wide, tensors)
+    checked = made.check_index(decode_check(check_of(node)), wide, tensors)
     last = helper.make_node("CastLike", [checked, index], [node.output[0]], name=node.name)
     last.metadata_props.extend(node.metadata_props)
     return [*made.nodes, last]
@@ -56,7 +56,7 @@ class _Nodes:
         self.nodes.append(constant(name, np.array(value)))
         return name
 
-    def checked(self, check: Check, index: str, tensors: list[str]) -> str:
+    def check_index(self, check: Check, index: str, tensors: list[str]) -> str:
         if check.low is None:
             # ONNX's Gather counts from the end, too, and checks the range.
             return self._looked_up(check, tensors, index) if check.exact else index

@@ -58,20 +58,20 @@ class MappedCall:
         self._model = model
         self._graph = model.graph
         self._opset = model.opset_imports[""]
-        self._carrying = _gradient_nodes(model, self._trained())
+        self._carrying = _gradient_nodes(model, self._needed_names())
         _calls[self.key] = self
 
-    def stored(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the call as JSON, without ``fake``."""
         model = ir.to_proto(self._model).SerializeToString()
         return {"model": base64.b64encode(model).decode(), "needed": list(self.needed)}
 
     @classmethod
-    def loaded(cls, data: Mapping[str, Any], results: Sequence[torch.Tensor]) -> MappedCall:
-        """Load the result of :meth:`stored`, with the gradients that are registered in this process.
+    def from_json(cls, data: Mapping[str, Any], results: Sequence[torch.Tensor]) -> MappedCall:
+        """Load the result of :meth:`to_json`, with the gradients that are registered in this process.
 
         Args:
-            data: the result of :meth:`stored`.
+            data: the result of :meth:`to_json`.
             results: the results of the call, without data.
         """
         model = ir.from_proto(onnx.load_from_string(base64.b64decode(data["model"])))
@@ -87,7 +87,7 @@ class MappedCall:
         found = [(gradient_of(node), inputs) for node, inputs in self._carrying]
         return bool(found) and all(d is not None and d.inputs >= inputs for d, inputs in found)
 
-    def _trained(self) -> frozenset[str]:
+    def _needed_names(self) -> frozenset[str]:
         return frozenset(
             str(v.name) for v, needed in zip(self._graph.inputs, self.needed, strict=True) if needed
         )

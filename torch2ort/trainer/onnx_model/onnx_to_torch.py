@@ -94,7 +94,7 @@ class _Builder:
             self._constants[node.output[0]] = np.arange(*(one.item() for one in given), dtype=given[0].dtype)
             return
         if node.op_type == "Dropout" and not node.domain:
-            self._values[node.output[0]] = self._dropped(node)
+            self._values[node.output[0]] = self._translate_dropout(node)
             return
         read = max((i + 1 for i, name in enumerate(node.output) if name in self._read), default=0)
         if not read:
@@ -137,7 +137,7 @@ class _Builder:
             return constant.item()
         return self._value(name)
 
-    def _dropped(self, node: onnx.NodeProto) -> Any:
+    def _translate_dropout(self, node: onnx.NodeProto) -> Any:
         """Translate Dropout; without ``training_mode`` it is the identity."""
         _refuse(node, any(name in self._read for name in node.output[1:]), "its mask is read")
         given = [self._constants.get(name) for name in node.input[1:]]

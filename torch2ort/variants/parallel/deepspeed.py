@@ -70,12 +70,12 @@ class DeepSpeedModel:
         self.weights = [weight for weight in kept if hasattr(weight, "ds_status")]
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
+    def restore_original(self) -> Iterator[None]:
         """Context that restores the original model: whole weights, no hooks and attributes of DeepSpeed.
 
         Every process must enter it, as it must call any module whose weights are partitioned.
         """
-        with self._gathered(), contextlib.ExitStack() as later:
+        with self._whole_weights(), contextlib.ExitStack() as later:
             taken: _Taken = []
             later.callback(_put_back, taken)
             for weight in self._kept:
@@ -99,7 +99,7 @@ class DeepSpeedModel:
             node.register_prehook(lambda _: private.when_backward_ends(self._gather()))
 
     @contextlib.contextmanager
-    def _gathered(self) -> Iterator[None]:
+    def _whole_weights(self) -> Iterator[None]:
         free = self._gather()
         try:
             yield

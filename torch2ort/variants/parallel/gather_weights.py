@@ -21,5 +21,5 @@ def whole(model: torch.nn.Module) -> Iterator[None]:
         ExportError: FSDP or DeepSpeed does something with the model that a graph would not.
     """
     parted = deepspeed_model(model)
-    with gathered(sharded_in(model)), parted.gathered() if parted else contextlib.nullcontext():
+    with gathered(sharded_in(model)), parted.restore_original() if parted else contextlib.nullcontext():
         yield
