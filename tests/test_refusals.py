@@ -85,6 +85,16 @@ def test_a_tensor_that_forward_gives_to_numpy_is_refused():
     )
 
 
+def test_a_models_own_error_about_numpy_arrives_unchanged():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            raise RuntimeError("x.numpy() is not supported here")
+
+    with pytest.raises(RuntimeError, match=r"^x\.numpy\(\) is not supported here$") as caught:
+        torch2ort.export(Model(), X)
+    assert type(caught.value) is RuntimeError
+
+
 def run_without_onnxruntime(code: str) -> str:
     """Return the output of a fresh interpreter in which onnxruntime cannot be imported."""
     blocked = "import sys; sys.modules['onnxruntime'] = None\n"

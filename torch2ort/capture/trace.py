@@ -454,11 +454,6 @@ def _failure(model: torch.nn.Module, flat_model: FlatModel, error: Exception) ->
             f"{name}: forward makes a sparse tensor{users_line(error)}, which a graph cannot hold. Use "
             f"dense tensors, or put that part of the model into a torch.autograd.Function"
         )
-    if ".numpy() is not supported" in str(error):
-        return ExportError(
-            f"{name}: forward calls .numpy() on a tensor{users_line(error)}, and a trace has no values for "
-            f"NumPy. Compute with torch, or put that part of the model into a torch.autograd.Function"
-        )
     if isinstance(error.__context__, ExportError):
         # Dynamo adds lines to the error and wraps it in one of its own.
         return ExportError(_first_line(error.__context__))
@@ -471,6 +466,11 @@ def _failure(model: torch.nn.Module, flat_model: FlatModel, error: Exception) ->
         )
     if not _is_of_torch_export(error):
         return None
+    if ".numpy() is not supported" in str(error):
+        return ExportError(
+            f"{name}: forward calls .numpy() on a tensor{users_line(error)}, and a trace has no values for "
+            f"NumPy. Compute with torch, or put that part of the model into a torch.autograd.Function"
+        )
     if flat_model.code.derived:
         return ExportError(
             f"{name}: {line_in(flat_model.code.derived)} lets a tensor of forward's own require a gradient, "
