@@ -174,6 +174,18 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         return dict(type(self)._torch2ort_runner.startup.seconds)
 
     @_AddedAttribute
+    def density(self) -> dict[str, Any]:
+        """The rows of a batch that the last training step needed, and those that it left out.
+
+        A row is one token of one sequence. ``"labels"`` is the share of labels that losses do not ignore,
+        ``None`` for a model without such a loss; ``"tokens"`` is the share of rows that results depend on;
+        both are ``None`` before the first step, and where no work depends on rows. ``"plan"`` is ``"dense"``
+        for a step that computes all rows, or a list of those that it leaves out: ``"padding"``, ``"labels"``,
+        ``"slices"`` or two of them, as ``"padding, labels"``. See :attr:`torch2ort.Options.sparsity`.
+        """
+        return type(self)._torch2ort_runner.density
+
+    @_AddedAttribute
     def profile(self) -> Callable[[int], Profile]:
         """``module.profile(steps)`` profiles the next calls and their backwards, in a :class:`Profile`.
 

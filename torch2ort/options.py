@@ -22,6 +22,7 @@ _RESERVED_ENV = frozenset({"TORCH2ORT_LONG"})
 _LOG_LEVELS = ("debug", "devinfo", "info", "warning", "error", "critical")
 _GUARDS = ("complete", "trust")
 _MODES = ("default", "max")
+_SPARSITIES = ("auto", "off", "labels", "padding")
 _REMOVED: Mapping[str, str] = {"engine": "as there is one engine"}
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -75,6 +76,11 @@ class Options:
             cost of a longer start and more memory: `fuse`, `inline_functions` and `autotune` are on, and
             backward recomputes nothing that costs time. Each of the three is ``None`` by default and then
             follows the mode; ``True`` or ``False`` overrides it. Saved files do not depend on the mode.
+        sparsity: Rows of a batch that a training step of an :class:`torch2ort.ORTModule` leaves out, because
+            no result depends on them: ``"labels"``, rows whose label a loss ignores and tokens that are not
+            read; ``"padding"``, tokens that attention does not read either; ``"auto"``, both, where that
+            pays at the densities of the last calls; ``"off"``, none. See
+            :attr:`torch2ort.ORTModule.density`.
         calibrate: Run each operator of an :class:`torch2ort.ORTModule` in the library that was measured to be
             faster on this machine, ONNX Runtime or PyTorch. The measurement is that of ``python -m torch2ort
             calibrate``, of an earlier start, or of this start, in a tenth of its time. Operators without a
@@ -110,6 +116,7 @@ class Options:
     guards: str = "complete"
     providers: Sequence[Any] | None = None
     mode: str = "default"
+    sparsity: str = "auto"
     calibrate: bool = True
     fuse: bool | None = None
     inline_functions: bool | None = None
@@ -321,6 +328,7 @@ _RULES = {
         optional=True,
     ),
     "mode": _Rule(_one_of(_MODES), str, f"one of {', '.join(_MODES)}", optional=False),
+    "sparsity": _Rule(_one_of(_SPARSITIES), str, f"one of {', '.join(_SPARSITIES)}", optional=False),
     "calibrate": _SWITCH_RULE,
     "fuse": _FOLLOWING_RULE,
     "inline_functions": _FOLLOWING_RULE,

@@ -123,6 +123,21 @@ def symbolic_sizes(hints: Sequence[int], *, unbacked: int = 0) -> tuple[FakeTens
     return mode, sizes
 
 
+def backed_size(mode: FakeTensorMode, hint: int, name: str) -> Any:
+    """Create a symbolic size of an input in the trace of a mode.
+
+    Args:
+        mode: the mode.
+        hint: the value in the sample.
+        name: name of the input, for messages.
+    """
+    from torch._dynamo.source import ConstantSource  # as in `symbolic_sizes`
+
+    dynamic: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    sample = torch.empty(hint)
+    return mode.from_tensor(sample, source=ConstantSource(name), symbolic_context=dynamic).shape[0]
+
+
 def new_size(like: torch.SymInt) -> torch.SymInt:
     """Create an unbacked size in the trace of another size."""
     return _unbacked_size(like.node.shape_env)

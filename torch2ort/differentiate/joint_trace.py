@@ -30,9 +30,12 @@ from torch2ort.program.gradient_storage import DETACHES
 from torch2ort.program.internal_ops import (
     checked_index,
     extreme,
+    fill_rows,
     must_compute,
     number_as_sizes,
+    put_rows,
     python_number,
+    take_rows,
 )
 from torch2ort.program.keep_raising_ops import keep_unread_checks
 from torch2ort.program.kernel_sites import is_random
@@ -57,6 +60,7 @@ _MORE = "\n\n"
 _OWN = (
     *(operator.getitem, _PYTHON_OP, MAPPED_CALL),
     *(checked_index, must_compute, extreme, number_as_sizes, python_number),
+    *(take_rows, fill_rows, put_rows),
 )
 
 

@@ -26,6 +26,9 @@ _library.define("must_compute(Tensor value) -> Tensor")
 _library.define("extreme(Tensor self, bool largest) -> Tensor")
 _library.define("of_sizes(Tensor self, SymInt[] sizes) -> Tensor")
 _library.define("number_as_sizes(Tensor number, int? low, int? high) -> Tensor")
+_library.define("take_rows(Tensor self, Tensor rows) -> Tensor")
+_library.define("fill_rows(Tensor self, Tensor inverse, Tensor rows) -> Tensor")
+_library.define("put_rows(Tensor self, Tensor rows, SymInt size) -> Tensor")
 _library.define("python_number(Tensor[] numbers, ScalarType dtype, str formula) -> Tensor")
 
 # Noise of dropout, which is multiplied by the input: the product is ONNX's, the noise is PyTorch's.
@@ -50,6 +53,13 @@ of_sizes: OpOverload = torch.ops.torch2ort.of_sizes.default
 # An integer between two bounds as a tensor without elements, of the sizes (number, 0), or, if it may be
 # negative, (number, 0, 0) or (0, -number, 0): a number that is read twice has two names in a trace.
 number_as_sizes: OpOverload = torch.ops.torch2ort.number_as_sizes.default
+# Rows of a tensor, each at most once. Its derivative is `put_rows`, where `index_select`'s is a sum.
+take_rows: OpOverload = torch.ops.torch2ort.take_rows.default
+# The rows of a tensor in the order of `inverse`, which has a row of each of `rows`; the others are copies of
+# any row, and nothing depends on them, so the derivative is `take_rows`.
+fill_rows: OpOverload = torch.ops.torch2ort.fill_rows.default
+# A tensor of `size` rows: those of `self` at `rows`, and zeros.
+put_rows: OpOverload = torch.ops.torch2ort.put_rows.default
 # A number that Python computes from those of tensors, with Python's errors; see
 # kernels/scalar_expressions.py.
 python_number: OpOverload = torch.ops.torch2ort.python_number.default
@@ -123,6 +133,21 @@ def _fake_number_as_sizes(number: torch.Tensor, low: int | None, high: int | Non
     return number.new_empty((new_size(), new_size(), 0))
 
 
+@torch.library.register_fake("torch2ort::take_rows", lib=_library)
+def _fake_take_rows(self: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return self.new_empty((rows.shape[0], *self.shape[1:]))
+
+
+@torch.library.register_fake("torch2ort::fill_rows", lib=_library)
+def _fake_fill_rows(self: torch.Tensor, inverse: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return self.new_empty((inverse.shape[0], *self.shape[1:]))
+
+
+@torch.library.register_fake("torch2ort::put_rows", lib=_library)
+def _fake_put_rows(self: torch.Tensor, rows: torch.Tensor, size: Any) -> torch.Tensor:
+    return self.new_empty((size, *self.shape[1:]))
+
+
 @torch.library.register_fake("torch2ort::python_number", lib=_library)
 def _fake_python_number(numbers: list[torch.Tensor], dtype: torch.dtype, formula: str) -> torch.Tensor:
     return numbers[0].new_empty((), dtype=dtype)
@@ -146,4 +171,33 @@ def _extreme_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]
 
 torch.library.register_autograd(
     "torch2ort::extreme", _extreme_backward, setup_context=_keep_extreme, lib=_library
+)
+
+
+def _keep_rows(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[-1])
+    ctx.size = inputs[0].shape[0]
+
+
+def _keep_put_rows(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+torch.library.register_autograd(
+    "torch2ort::take_rows",
+    lambda ctx, grad: (put_rows(grad, ctx.saved_tensors[0], ctx.size), None),
+    setup_context=_keep_rows,
+    lib=_library,
+)
+torch.library.register_autograd(
+    "torch2ort::fill_rows",
+    lambda ctx, grad: (take_rows(grad, ctx.saved_tensors[0]), None, None),
+    setup_context=_keep_rows,
+    lib=_library,
+)
+torch.library.register_autograd(
+    "torch2ort::put_rows",
+    lambda ctx, grad: (take_rows(grad, ctx.saved_tensors[0]), None, None),
+    setup_context=_keep_put_rows,
+    lib=_library,
 )

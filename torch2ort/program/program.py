@@ -33,6 +33,8 @@ class Program:
         writer: the first Function that writes to objects, empty where the model does; ``None`` if none does.
         traced: the operators, for engines that differentiate them; ``None`` without such an engine.
         onnx: makes the graph where it is not translated yet.
+        form: name of a rewritten form of the operators, which the plans of its steps depend on; empty for
+            the operators as they were traced.
     """
 
     signature: GraphSignature
@@ -46,6 +48,7 @@ class Program:
     writer: str | None = None
     traced: Lazy[TracedProgram] | None = None
     onnx: Lazy[Graph] | None = None
+    form: str = ""
 
     @property
     def graph(self) -> Graph:

@@ -130,7 +130,7 @@ def draw_in_order_of_memory(graph: torch.fx.Graph) -> None:
     changed = _lie_as_in_eager(graph)
     for node in list(graph.nodes):
         tensor = _drawn_in_place(node)
-        if tensor is None or (_lies_in_order(tensor) and node not in changed):
+        if tensor is None or (lies_in_order(tensor) and node not in changed):
             continue
         if node.target is not aten.dropout_.default:
             _refuse_order(node, tensor)
@@ -215,7 +215,7 @@ def refuse_other_orders(program: torch.export.ExportedProgram) -> None:
     """
     for node in program.graph_module.graph.nodes:
         for tensor in _drawn_for(node):
-            if isinstance(tensor, torch.Tensor) and not _lies_in_order(tensor):
+            if isinstance(tensor, torch.Tensor) and not lies_in_order(tensor):
                 _refuse_order(node, tensor)
 
 
@@ -244,7 +244,8 @@ def _drawn_for(node: torch.fx.Node) -> list[object]:
     return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
-def _lies_in_order(tensor: torch.Tensor) -> bool:
+def lies_in_order(tensor: torch.Tensor) -> bool:
+    """Return True if the elements of a tensor are in memory in the order of its dimensions."""
     strides = [
         size_hint(stride)
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

@@ -31,6 +31,15 @@ class Lazy(Generic[_Value]):
                     self._make = None
         return self._made[0]
 
+    def fork(self) -> Lazy[_Value]:
+        """Return another object for the same value, which :meth:`release` of this one leaves as it is."""
+        with self._lock:
+            if self._made:
+                value = self._made[0]
+                return Lazy(lambda: value)
+            assert self._make is not None, "the value was released"
+            return Lazy(self._make)
+
     def release(self) -> None:
         """Release the value, and the function that makes it."""
         with self._lock:

@@ -142,6 +142,15 @@ class Engine:
         """Return the same engine with sessions of its own."""
         return type(self)(*self._made_of, self._plans)
 
+    def used_feeds(self) -> frozenset[int]:
+        """Return positions of the feeds that forward reads, or passes to backward."""
+        return frozenset(source for source in self._plan.sources if isinstance(source, int))
+
+    @property
+    def feed_names(self) -> tuple[str, ...]:
+        """Names of the feeds."""
+        return self._signature.feeds
+
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], ForwardState]:
         """Run the forward half.
 

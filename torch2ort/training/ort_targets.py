@@ -16,6 +16,7 @@ from torch2ort.runtime.cuda.sessions import device_of
 from torch2ort.runtime.kernel_support import can_run, checked_opset
 from torch2ort.training.cuda_engine import DeviceEngine
 from torch2ort.training.engine import Engine
+from torch2ort.training.row_plans import RowPlans
 
 # The oldest onnxruntime that was tested: onnxruntime-training 1.19.2. Of the others it is 1.20.
 _FIRST = (1, 19)
@@ -126,6 +127,20 @@ def engine_of(program: Program, requires_grad: frozenset[str], options: Options)
     target = replace(live_target(options), training=program.training)
     engine = Engine if device_of(options.providers).type == "cpu" else DeviceEngine
     return engine(program, requires_grad, options, target)
+
+
+def row_plans_of(name: str, program: Program, requires_grad: frozenset[str], options: Options) -> RowPlans:
+    """Return the choice of the rows that a step computes.
+
+    Args:
+        name: name of the model's class.
+        program: the program.
+        requires_grad: the graph inputs that require gradients.
+        options: the choice, and the settings of the engines.
+    """
+    return RowPlans(
+        name, program, requires_grad, options, lambda packed: engine_of(packed, requires_grad, options)
+    )
 
 
 def inference_engine_of(program: Program, options: Options) -> InferenceEngine:

@@ -73,6 +73,8 @@ class Plans:
             "in kernels": json.dumps(sorted(target.in_kernels)),
             "mode": options.mode,
         }
+        if program.form:
+            self._settings["form"] = program.form
         if self.graph_entries is not None:
             self._settings.update(identity(options))
         self._fuses: Callable[[Sequence[str]], Collection[str]] | None = None

@@ -143,4 +143,4 @@ def _variant(
     program = replace(program, weights=constants)
     options = with_arguments(options, deterministic=True if modes.deterministic else None)
     wanted = frozenset(requires_grad) if modes.gradients else frozenset()
-    return Variant(program, weights, wanted, options)
+    return Variant(program, weights, wanted, options, name=type(model).__name__)

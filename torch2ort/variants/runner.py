@@ -131,7 +131,7 @@ class Runner:
         elif variant.started:
             if self.startup.awaits_other_half:
                 self.startup.log()
-            fetched = _fetched(variant, assumed, verification, feeds)
+            fetched = self._fetched(variant, assumed, verification, feeds)
         else:
             fetched = self._first_run(variant, assumed, verification, feeds)
         if parted is not None:
@@ -159,10 +159,10 @@ class Runner:
         verification: Verification | None,
         feeds: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Do the same as :func:`_fetched` with sessions that onnxruntime profiles."""
+        """Do the same as :meth:`_fetched` with sessions that onnxruntime profiles."""
         if not profile.wants_more:
             self.profile, self._watched = None, {}
-            return _fetched(variant, assumed, verification, feeds)
+            return self._fetched(variant, assumed, verification, feeds)
         profile.seen += 1
         if id(variant) not in self._watched:
             if variant.requires_grad:
@@ -171,7 +171,7 @@ class Runner:
             with profile.tracer.tracing():
                 self._watched[id(variant)] = variant.with_new_sessions()
         with profile.tracer.tracing():
-            return _fetched(self._watched[id(variant)], assumed, verification, feeds)
+            return self._fetched(self._watched[id(variant)], assumed, verification, feeds)
 
     def _first_run(
         self,
@@ -180,13 +180,39 @@ class Runner:
         verification: Verification | None,
         feeds: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Do the same as :func:`_fetched`, which builds the engine, and log the time of the start."""
+        """Do the same as :meth:`_fetched`, which builds the engine, and log the time of the start."""
         with self.startup.recording(FIRST_RUN):
-            fetched = _fetched(variant, assumed, verification, feeds)
+            fetched = self._fetched(variant, assumed, verification, feeds)
         variant.started = True
         if not self.startup.awaits_other_half:
             self.startup.log()
         return fetched
+
+    def _fetched(
+        self,
+        variant: Variant,
+        assumed: GuardedState,
+        verification: Verification | None,
+        feeds: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Run a graph once, and return its outputs in the order of its fetches."""
+        if not variant.fetches:
+            return []  # A model of no tensors, for which there is no session.
+        if variant.requires_grad:
+            engine, feeds = variant.training_step(feeds, self.startup)
+            if engine.differentiable:
+                return autograd_function.run(engine, verification, assumed.while_functions_run, feeds)
+            with assumed.while_functions_run():
+                return engine.forward(feeds)[0]
+        variant.inference_engine()  # Built before Functions run.
+        with assumed.while_functions_run():
+            return variant.infer(feeds)
+
+    @property
+    def density(self) -> dict[str, Any]:
+        """The rows that the last training step needed; see :meth:`torch2ort.ORTModule.density`."""
+        rows = None if self._served_by is None else self._served_by.rows
+        return {"labels": None, "tokens": None, "plan": "dense"} if rows is None else rows.report()
 
     def watch(self, steps: int) -> Profile:
         """Profile the next steps; see :meth:`torch2ort.ORTModule.profile`."""
@@ -223,23 +249,6 @@ def _write_back(
         for mutation, value in zip(program.signature.mutations, values, strict=True):
             target = buffers[mutation.target] if mutation.kind == "buffer" else targets[mutation.target]
             target.copy_(value)
-
-
-def _fetched(
-    variant: Variant, assumed: GuardedState, verification: Verification | None, feeds: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Run a graph once, and return its outputs in the order of its fetches."""
-    if not variant.fetches:
-        return []  # A model of no tensors, for which there is no session.
-    if variant.requires_grad:
-        engine = variant.training_engine()
-        if engine.differentiable:
-            return autograd_function.run(engine, verification, assumed.while_functions_run, feeds)
-        with assumed.while_functions_run():
-            return engine.forward(feeds)[0]
-    variant.inference_engine()  # Built before Functions run.
-    with assumed.while_functions_run():
-        return variant.infer(feeds)
 
 
 _OURS = ("torch", "torch2ort")

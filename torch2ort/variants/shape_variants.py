@@ -18,9 +18,10 @@ from torch2ort.program.program import Program
 from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import InferenceEngine
 from torch2ort.runtime.memory_overlap import WrittenMemory
-from torch2ort.support.startup_timing import DIFFERENTIATE, phase
+from torch2ort.support.startup_timing import DIFFERENTIATE, Startup, phase
 from torch2ort.training.engine import Engine
-from torch2ort.training.ort_targets import engine_of, inference_engine_of
+from torch2ort.training.ort_targets import engine_of, inference_engine_of, row_plans_of
+from torch2ort.training.row_plans import RowPlans
 
 Shapes = tuple[torch.Size, ...]
 DimSpecs = tuple[DimSpec, ...]
@@ -38,6 +39,8 @@ class Variant:
         options: threads and debugging.
         verified: True if a run was compared with eager PyTorch.
         started: True if it has run.
+        name: name of the model's class.
+        rows: the choice of the rows that a step computes; ``None`` where it computes all.
     """
 
     program: Program
@@ -46,6 +49,8 @@ class Variant:
     options: Options
     verified: bool = False
     started: bool = False
+    name: str = ""
+    rows: RowPlans | None = None
     _training: Engine | None = None
     _inference: InferenceEngine | None = None
     _picked: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
@@ -118,7 +123,8 @@ class Variant:
         """Return the same graph with a new engine, whose sessions are created now; this one keeps its own."""
         with off():
             training = None if self._training is None else self._training.with_new_sessions()
-        return replace(self, _training=training, _inference=None)
+            rows = None if self.rows is None else self.rows.with_new_sessions()
+        return replace(self, rows=rows, _training=training, _inference=None)
 
     def training_engine(self) -> Engine:
         """Return the engine that computes gradients, too; build it at the first call."""
@@ -126,8 +132,24 @@ class Variant:
             with exclusive.looking(), phase(DIFFERENTIATE), suppress_libraries(), off():
                 # Another thread may have built it while this one waited.
                 if self._training is None:
+                    if self.options.sparsity != "off":
+                        self.rows = row_plans_of(self.name, self.program, self.requires_grad, self.options)
                     self._training = engine_of(self.program, self.requires_grad, self.options)
         return self._training
+
+    def training_step(
+        self, feeds: Sequence[torch.Tensor], startup: Startup
+    ) -> tuple[Engine, Sequence[torch.Tensor]]:
+        """Return the engine of one step, which may compute some rows alone, and its feeds.
+
+        Args:
+            feeds: in the order of the signature.
+            startup: receives the time of building an engine.
+        """
+        engine = self.training_engine()
+        if self.rows is None or not engine.differentiable:
+            return engine, feeds
+        return self.rows.select(engine, feeds, startup)
 
     def narrow(self) -> None:
         """Restrict the accepted sizes to those of the derivatives; this builds the training engine."""

@@ -21,5 +21,6 @@ for _name in (
     "pool",
     "recurrent",
     "data_dependent_sizes",
+    "rows",
 ):
     importlib.import_module(f"{__name__}.{_name}")

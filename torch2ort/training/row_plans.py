@@ -1,0 +1,336 @@
+"""The steps of a graph that compute the rows alone that a call needs, and the choice between them."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch2ort.cache.key.export_lock import exclusive
+from torch2ort.cache.key.key import Unkeyable
+from torch2ort.cache.store.graph_entries import EntryContent
+from torch2ort.graph.graph import GraphSignature
+from torch2ort.log import logger, suppress_libraries
+from torch2ort.options import Options
+from torch2ort.program.program import Program
+from torch2ort.program.sparsity.inspection import Inspection, Needed, index_inputs, input_names
+from torch2ort.pythonop.autocast import off
+from torch2ort.support.lazy import Lazy
+from torch2ort.support.startup_timing import DIFFERENTIATE, IMPORTS, Startup, phase
+from torch2ort.training.compared_steps import ComparedEngine
+from torch2ort.training.engine import Engine
+
+if TYPE_CHECKING:
+    from torch2ort.program.traced_program import TracedProgram
+
+LABELS, PADDING = "labels", "padding"
+Plan = frozenset[str]
+DENSE: Plan = frozenset()
+# Calls whose mean density decides.
+_WINDOW = 4
+# Shares of the dense step's work below which a plan begins, and above which it ends.
+_BEGIN, _END = 0.92, 0.96
+# A plan replaces another one if it has this share of its work.
+_BETTER = 0.9
+# Estimated operations of a forward below which the inspection would cost more than 1 % of the step, and those
+# below which it would cost more than plans gain.
+_LARGE, _SMALL = 2e9, 3e8
+# The trace of a program assumes that no size is 0 or 1.
+_FEWEST = 2
+
+
+@dataclass(frozen=True)
+class Density:
+    """The work of a program that depends on rows, as the export cache stores it.
+
+    Attributes:
+        inspection: counts the rows; ``None`` if no work depends on them.
+        work: estimated operations of a forward for rows that are read, for those that are needed, and others.
+        reason: the operator that reads all rows, with its line; empty if there is none.
+    """
+
+    inspection: Inspection | None
+    work: tuple[float, float, float]
+    reason: str
+
+    def share(self, plan: Plan, read: float, attended: float) -> float:
+        """Return the work of a plan as a share of the whole program's.
+
+        Args:
+            plan: :data:`LABELS`, :data:`PADDING`, both, or none.
+            read: the share of rows that are read.
+            attended: the share of rows that are needed.
+        """
+        of_read, of_attended, rest = self.work
+        kept = attended if PADDING in plan else 1.0
+        found = rest + of_attended * kept + of_read * (read if LABELS in plan else kept)
+        return found / sum(self.work)
+
+    def plans(self) -> list[Plan]:
+        """Return the plans that change the program, without :data:`DENSE`."""
+        of_read, of_attended, _ = self.work
+        found = [frozenset({LABELS})] if of_read else []
+        if of_attended:
+            found += [frozenset({PADDING})]
+            found += [frozenset({LABELS, PADDING})] if of_read else []
+        return found
+
+
+class RowPlans:
+    """The steps of one graph and one set of tensors that require gradients.
+
+    Args:
+        name: name of the model's class.
+        program: the program.
+        requires_grad: the graph inputs that require gradients.
+        options: the module's options.
+        build: builds the engine of a program.
+
+    Attributes:
+        seen: the rows that the last inspected call needs; ``None`` before the first.
+        plan: the plan of the last call.
+        density: the work that depends on rows.
+        is_sharded: True if other processes hold parts of the weights, where only the options choose a plan.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        requires_grad: frozenset[str],
+        options: Options,
+        build: Callable[[Program], Engine],
+    ) -> None:
+        self._model, self._program, self._requires_grad = name, program, requires_grad
+        self._options, self._build = options, build
+        assert program.traced is not None
+        self._traced = program.traced.fork()
+        self.density = self._obtain()
+        self.seen: Needed | None = None
+        self.plan = DENSE
+        self.is_sharded = False
+        self._last: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
+        self._engines: dict[Plan, Engine] = {}
+        self._used: dict[Plan, frozenset[str]] = {}
+        self._refused: set[Plan] = set()
+        self._compared: set[Plan] = set()
+        self._skipped = 0
+        if self.density.inspection is None:
+            self._log("all rows are computed, as %s", self.density.reason)
+            self._traced.release()
+
+    @property
+    def _is_forced(self) -> bool:
+        return self._options.sparsity in (LABELS, PADDING)
+
+    def report(self) -> dict[str, Any]:
+        """Return what was seen, and the plan; see :meth:`torch2ort.ORTModule.density`."""
+        seen = self.seen
+        return {
+            "labels": None if seen is None else seen.labels,
+            "tokens": None if seen is None else seen.tokens,
+            "plan": self._name(self.plan),
+        }
+
+    def with_new_sessions(self) -> RowPlans:
+        """Return the same plans, whose sessions are created now."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other._engines = {plan: engine.with_new_sessions() for plan, engine in self._engines.items()}
+        return other
+
+    # --- the choice
+
+    def select(
+        self, dense: Engine, feeds: Sequence[torch.Tensor], startup: Startup
+    ) -> tuple[Any, Sequence[torch.Tensor]]:
+        """Return the engine for a call, and its feeds.
+
+        Args:
+            dense: the engine that computes all rows.
+            feeds: its feeds.
+            startup: receives the time of building an engine, and of its comparison with the dense one.
+        """
+        inspection = self.density.inspection
+        if inspection is None or (
+            not self._is_forced and (self.is_sharded or sum(self.density.work) < _SMALL)
+        ):
+            return dense, feeds
+        if self._may_skip():
+            return dense, feeds
+        try:
+            needed = inspection(feeds)
+        except Exception as error:
+            # The step itself raises the error that PyTorch has for these inputs.
+            self._log("the rows of a call are unknown (%s)", error)
+            return dense, feeds
+        self.seen = needed
+        plan = self._choose(needed)
+        if plan != self.plan:
+            self._log_change(plan, needed)
+            self.plan = plan
+        if plan == DENSE or min(self._counts(plan, needed).values()) < _FEWEST:
+            return dense, feeds
+        engine = self._engine(plan, needed, startup)
+        if engine is None:
+            self.plan = DENSE
+            return dense, feeds
+        inputs = len(self._program.signature.inputs)
+        extra = self._extra(plan, engine, needed)
+        given = [*feeds[:inputs], *extra, *feeds[inputs:]]
+        if plan in self._compared:
+            return engine, given
+        added = range(inputs, inputs + len(extra))
+        return ComparedEngine(dense, engine, added, startup, lambda text: self._finish(plan, text)), given
+
+    def _may_skip(self) -> bool:
+        """Return True for three of four calls of a small step, as long as calls need all rows."""
+        calm = self.plan == DENSE and len(self._last) == _WINDOW and not self._is_forced
+        if not calm or sum(self.density.work) >= _LARGE or min(map(min, self._last)) < _END:
+            return False
+        self._skipped = (self._skipped + 1) % _WINDOW
+        return self._skipped != 0
+
+    def _choose(self, needed: Needed) -> Plan:
+        """Return the plan for the densities of the last calls."""
+        total = needed.read.numel()
+        self._last.append((needed.num_read / total, needed.num_attended / total))
+        read, attended = (sum(values) / len(self._last) for values in zip(*self._last, strict=True))
+        plans = [plan for plan in self.density.plans() if plan not in self._refused]
+        if self._is_forced:
+            wanted = frozenset({self._options.sparsity})
+            return wanted if wanted in plans else DENSE
+        shares = {plan: self.density.share(plan, read, attended) for plan in plans}
+        now = shares.get(self.plan, 1.0)
+        best = min(shares, key=lambda plan: (shares[plan], len(plan)), default=DENSE)
+        if self.plan == DENSE or self.plan not in shares:
+            return best if best and shares[best] < _BEGIN else DENSE
+        if shares[best] < now * _BETTER:
+            return best
+        return DENSE if now > _END else self.plan
+
+    # --- the engines
+
+    def _engine(self, plan: Plan, needed: Needed, startup: Startup) -> Engine | None:
+        """Return the engine of a plan, built on its first use; ``None`` if the program has none."""
+        if plan not in self._engines and plan not in self._refused:
+            with startup.recording(DIFFERENTIATE), exclusive.looking(), suppress_libraries(), off():
+                if plan not in self._engines and plan not in self._refused:
+                    try:
+                        self._engines[plan] = self._built(plan, needed)
+                    except Exception as error:
+                        # A defect of a plan must not end a training that needs no plan.
+                        self._refused.add(plan)
+                        self._log("no step leaves out %s: %s", self._name(plan), error)
+        return self._engines.get(plan)
+
+    def _built(self, plan: Plan, needed: Needed) -> Engine:
+        counts = {"read": needed.num_read, "attended": needed.num_attended}
+
+        def pack() -> TracedProgram:
+            with phase(IMPORTS):
+                from torch2ort.program.sparsity.rewrite import packed_program
+
+            source = self._traced.fork().get()
+            required = [isinstance(feed, str) and feed in self._requires_grad for feed in source.feeds]
+            return packed_program(source, required, plan, counts)
+
+        old = self._program.signature
+        names = input_names(PADDING in plan, LABELS in plan)
+        signature = GraphSignature((*old.inputs, *names), old.weights, old.outputs, old.mutations)
+        program = replace(
+            self._program, signature=signature, traced=Lazy(pack), onnx=None, form=", ".join(sorted(plan))
+        )
+        return self._build(program)
+
+    def _extra(self, plan: Plan, engine: Engine, needed: Needed) -> list[torch.Tensor]:
+        """Return the feeds of a plan's engine that the dense one does not have."""
+        names = input_names(PADDING in plan, LABELS in plan)
+        if plan not in self._used:
+            first = len(self._program.signature.inputs)
+            used = engine.used_feeds()
+            self._used[plan] = frozenset(n for i, n in enumerate(names) if first + i in used)
+        return index_inputs(names, self._used[plan], needed)
+
+    @staticmethod
+    def _counts(plan: Plan, needed: Needed) -> Mapping[str, int]:
+        found = {"attended": needed.num_attended} if PADDING in plan else {}
+        return {**found, "read": needed.num_read} if LABELS in plan else found
+
+    def _finish(self, plan: Plan, difference: str) -> None:
+        """Note the comparison of a plan's first step with the dense one."""
+        self._compared.add(plan)
+        if difference:
+            self._refused.add(plan)
+            logger.warning(
+                "%s: the step that leaves out %s differs from the dense one (%s) and is not used. Please "
+                "report this model; Options(sparsity='off') leaves out nothing",
+                self._model,
+                self._name(plan),
+                difference,
+            )
+
+    # --- the cache and the log
+
+    def _obtain(self) -> Density:
+        """Return the work that depends on rows, from the cache if it is there."""
+        made: list[Density] = []
+
+        def make() -> EntryContent:
+            with phase(IMPORTS):
+                from torch2ort.program.sparsity.rewrite import opportunity
+
+            source = self._traced.fork().get()
+            required = [isinstance(feed, str) and feed in self._requires_grad for feed in source.feeds]
+            positions = {name: i for i, name in enumerate(self._program.signature.feeds)}
+            inspection, work, reason = opportunity(source, required, positions)
+            made.append(Density(inspection, work, reason))
+            text = None if inspection is None else inspection.to_json()
+            return EntryContent({"inspection": text, "work": list(work), "reason": reason}, {})
+
+        entries = self._program.graph_entries
+        try:
+            if entries is None:
+                make()
+            else:
+                settings = {"requires_grad": json.dumps(sorted(self._requires_grad))}
+                found = entries.obtain("density", settings, make)
+        except Unkeyable as reason:
+            logger.info("the inspection is not cached: %s.", reason)
+        if made:
+            return made[0]
+        text = found.data["inspection"]
+        inspection = None if text is None else Inspection.from_json(text)
+        return Density(inspection, tuple(found.data["work"]), found.data["reason"])
+
+    def _name(self, plan: Plan) -> str:
+        """Return a plan as a text."""
+        parts = ["padding"] if PADDING in plan else []
+        if LABELS in plan:
+            has_labels = self.density.inspection is not None and self.density.inspection.counts[2]
+            parts.append("labels" if has_labels else "slices")
+        return ", ".join(parts) or "dense"
+
+    def _log(self, text: str, *values: Any) -> None:
+        logger.info(f"%s: {text}", self._model, *values)
+
+    def _log_change(self, plan: Plan, needed: Needed) -> None:
+        total = needed.read.numel()
+        lines = [f"  {'rows':<22} {'number':>9} {'share':>7}"]
+        counts = {"all": total, "needed": needed.num_attended, "read by the outputs": needed.num_read}
+        lines += [f"  {n:<22} {c:>9} {100 * c / total:>5.0f} %" for n, c in counts.items()]
+        if needed.labels is not None:
+            lines.append(f"  {'labels not ignored':<22} {'':>9} {100 * needed.labels:>5.0f} %")
+        share = self.density.share(plan, needed.num_read / total, needed.num_attended / total)
+        self._log(
+            "steps leave out %s, and compute %.0f %% of the dense step\n%s",
+            self._name(plan) if plan else "nothing",
+            100 * share,
+            "\n".join(lines),
+        )
+        if self.density.reason:
+            self._log("%s", self.density.reason)
