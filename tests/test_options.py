@@ -35,6 +35,7 @@ def test_defaults_ask_for_nothing() -> None:
         "guards": "complete",
         "providers": None,
         "mode": "default",
+        "sparsity": "auto",
         "calibrate": True,
         "fuse": None,
         "inline_functions": None,
@@ -107,7 +108,7 @@ def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: objec
 
 UNKNOWN = re.escape(
     "Option 'cache' does not exist; the options are cache_dir, cache_limit, log_level, opset, "
-    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, providers, mode, calibrate, fuse, "
+    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, providers, mode, sparsity, calibrate, fuse, "
     "inline_functions, autotune."
 )
 
@@ -207,7 +208,7 @@ def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         "Environment variable TORCH2ORT_CACHEDIR is 'x' but names no option; unset it, or use one of "
         "TORCH2ORT_CACHE_DIR, TORCH2ORT_CACHE_LIMIT, TORCH2ORT_LOG_LEVEL, TORCH2ORT_OPSET, "
         "TORCH2ORT_INTRA_OP_THREADS, TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC, "
-        "TORCH2ORT_GUARDS, TORCH2ORT_PROVIDERS, TORCH2ORT_MODE, TORCH2ORT_CALIBRATE, TORCH2ORT_FUSE, "
+        "TORCH2ORT_GUARDS, TORCH2ORT_PROVIDERS, TORCH2ORT_MODE, TORCH2ORT_SPARSITY, TORCH2ORT_CALIBRATE, TORCH2ORT_FUSE, "
         "TORCH2ORT_INLINE_FUNCTIONS, TORCH2ORT_AUTOTUNE."
     )
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):

@@ -25,7 +25,7 @@ from torch2ort.errors import (
 from torch2ort.export import export
 from torch2ort.export_training import export_training
 from torch2ort.exported_model import ExportedModel, load
-from torch2ort.module import ORTModule
+from torch2ort.module import ORTModule, density, profile, startup
 from torch2ort.options import Options
 from torch2ort.pythonop import (
     Exporter,
@@ -78,11 +78,13 @@ __all__ = [
     "UnsupportedOperatorError",
     "compile_report",
     "custom_ops_library_path",
+    "density",
     "export",
     "export_training",
     "io_schema",
     "load",
     "optim",
+    "profile",
     "register_exporter",
     "register_function",
     "register_gradient",
@@ -91,5 +93,6 @@ __all__ = [
     "register_shape_inferer",
     "register_symbolic",
     "registered",
+    "startup",
     "unregister",
 ]

@@ -205,6 +205,51 @@ class ORTModule(private.NeverCompiled, torch.nn.Module):
         return self.__reduce__()
 
 
+def density(module: ORTModule) -> dict[str, Any]:
+    """Return :attr:`ORTModule.density` of a module whose model may have an attribute of that name.
+
+    Args:
+        module: The module.
+
+    Raises:
+        OptionError: ``module`` is no :class:`ORTModule`.
+    """
+    return _runner_of(module, "density").density
+
+
+def profile(module: ORTModule, steps: int) -> Profile:
+    """Profile the next steps as :attr:`ORTModule.profile` does, for a model that has such an attribute, too.
+
+    Args:
+        module: The module.
+        steps: Number of calls to profile.
+
+    Raises:
+        OptionError: ``module`` is no :class:`ORTModule`, or ``steps`` is no positive integer.
+    """
+    return _runner_of(module, "profile").watch(steps)
+
+
+def startup(module: ORTModule) -> dict[str, float]:
+    """Return :attr:`ORTModule.startup` of a module whose model may have an attribute of that name.
+
+    Args:
+        module: The module.
+
+    Raises:
+        OptionError: ``module`` is no :class:`ORTModule`.
+    """
+    return dict(_runner_of(module, "startup").startup.seconds)
+
+
+def _runner_of(module: object, function: str) -> Runner:
+    if not isinstance(module, ORTModule):
+        raise OptionError(
+            f"torch2ort.{function} was called with a {type(module).__name__}; allowed is an ORTModule."
+        )
+    return type(module)._torch2ort_runner
+
+
 def _rebuild(kind: type[ORTModule], model: torch.nn.Module, options: Options) -> Any:
     # __init__ is not called: the attributes that a subclass sets there are in the model's dictionary.
     return kind.__new__(kind, model, options=options)

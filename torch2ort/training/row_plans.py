@@ -94,7 +94,6 @@ class RowPlans:
         seen: the rows that the last inspected call needs; ``None`` before the first.
         plan: the plan of the last call.
         density: the work that depends on rows.
-        is_sharded: True if other processes hold parts of the weights, where only the options choose a plan.
     """
 
     def __init__(
@@ -112,7 +111,6 @@ class RowPlans:
         self.density = self._obtain()
         self.seen: Needed | None = None
         self.plan = DENSE
-        self.is_sharded = False
         self._last: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
         self._engines: dict[Plan, Engine] = {}
         self._used: dict[Plan, frozenset[str]] = {}
@@ -156,11 +154,7 @@ class RowPlans:
             startup: receives the time of building an engine, and of its comparison with the dense one.
         """
         inspection = self.density.inspection
-        if inspection is None or (
-            not self._is_forced and (self.is_sharded or sum(self.density.work) < _SMALL)
-        ):
-            return dense, feeds
-        if self._may_skip():
+        if inspection is None or self._may_skip():
             return dense, feeds
         try:
             needed = inspection(feeds)
@@ -188,9 +182,17 @@ class RowPlans:
         return ComparedEngine(dense, engine, added, startup, lambda text: self._finish(plan, text)), given
 
     def _may_skip(self) -> bool:
-        """Return True for three of four calls of a small step, as long as calls need all rows."""
-        calm = self.plan == DENSE and len(self._last) == _WINDOW and not self._is_forced
-        if not calm or sum(self.density.work) >= _LARGE or min(map(min, self._last)) < _END:
+        """Return True for a call whose rows are not worth counting.
+
+        They are counted in the first calls, in each call of a large step, and in one of four calls of a
+        smaller one as long as calls need all rows.
+        """
+        work = sum(self.density.work)
+        if self._is_forced or len(self._last) < _WINDOW or work >= _LARGE:
+            return False
+        if work < _SMALL:
+            return True
+        if self.plan != DENSE or min(map(min, self._last)) < _END:
             return False
         self._skipped = (self._skipped + 1) % _WINDOW
         return self._skipped != 0
@@ -204,6 +206,8 @@ class RowPlans:
         if self._is_forced:
             wanted = frozenset({self._options.sparsity})
             return wanted if wanted in plans else DENSE
+        if sum(self.density.work) < _SMALL:
+            return DENSE
         shares = {plan: self.density.share(plan, read, attended) for plan in plans}
         now = shares.get(self.plan, 1.0)
         best = min(shares, key=lambda plan: (shares[plan], len(plan)), default=DENSE)
@@ -221,14 +225,14 @@ class RowPlans:
             with startup.recording(DIFFERENTIATE), exclusive.looking(), suppress_libraries(), off():
                 if plan not in self._engines and plan not in self._refused:
                     try:
-                        self._engines[plan] = self._built(plan, needed)
+                        self._engines[plan] = self._build_engine(plan, needed)
                     except Exception as error:
                         # A defect of a plan must not end a training that needs no plan.
                         self._refused.add(plan)
                         self._log("no step leaves out %s: %s", self._name(plan), error)
         return self._engines.get(plan)
 
-    def _built(self, plan: Plan, needed: Needed) -> Engine:
+    def _build_engine(self, plan: Plan, needed: Needed) -> Engine:
         counts = {"read": needed.num_read, "attended": needed.num_attended}
 
         def pack() -> TracedProgram:

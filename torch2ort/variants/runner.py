@@ -51,6 +51,7 @@ class Runner:
         self.model = model
         self.options = options
         self._served_by: Variant | None = None
+        self._is_sharded = False
         apply_level(options)
         self._own_forward = model.__dict__.get("forward")
         self._signature = io_schema.Signature.of(model.forward)
@@ -75,6 +76,7 @@ class Runner:
         modules, parted = sharded_below(self.model), deepspeed_model(self.model)
         if not modules and parted is None:
             return self._run(args, kwargs, None)
+        self._is_sharded = True
         with gathered(modules), parted.restore_original() if parted else nullcontext():
             return self._run(args, kwargs, parted)
 
@@ -131,7 +133,7 @@ class Runner:
         elif variant.started:
             if self.startup.awaits_other_half:
                 self.startup.log()
-            fetched = self._fetched(variant, assumed, verification, feeds)
+            fetched = self._fetch(variant, assumed, verification, feeds)
         else:
             fetched = self._first_run(variant, assumed, verification, feeds)
         if parted is not None:
@@ -159,10 +161,10 @@ class Runner:
         verification: Verification | None,
         feeds: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Do the same as :meth:`_fetched` with sessions that onnxruntime profiles."""
+        """Do the same as :meth:`_fetch` with sessions that onnxruntime profiles."""
         if not profile.wants_more:
             self.profile, self._watched = None, {}
-            return self._fetched(variant, assumed, verification, feeds)
+            return self._fetch(variant, assumed, verification, feeds)
         profile.seen += 1
         if id(variant) not in self._watched:
             if variant.requires_grad:
@@ -171,7 +173,7 @@ class Runner:
             with profile.tracer.tracing():
                 self._watched[id(variant)] = variant.with_new_sessions()
         with profile.tracer.tracing():
-            return self._fetched(self._watched[id(variant)], assumed, verification, feeds)
+            return self._fetch(self._watched[id(variant)], assumed, verification, feeds)
 
     def _first_run(
         self,
@@ -180,15 +182,15 @@ class Runner:
         verification: Verification | None,
         feeds: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Do the same as :meth:`_fetched`, which builds the engine, and log the time of the start."""
+        """Do the same as :meth:`_fetch`, which builds the engine, and log the time of the start."""
         with self.startup.recording(FIRST_RUN):
-            fetched = self._fetched(variant, assumed, verification, feeds)
+            fetched = self._fetch(variant, assumed, verification, feeds)
         variant.started = True
         if not self.startup.awaits_other_half:
             self.startup.log()
         return fetched
 
-    def _fetched(
+    def _fetch(
         self,
         variant: Variant,
         assumed: GuardedState,
@@ -199,7 +201,7 @@ class Runner:
         if not variant.fetches:
             return []  # A model of no tensors, for which there is no session.
         if variant.requires_grad:
-            engine, feeds = variant.training_step(feeds, self.startup)
+            engine, feeds = variant.training_step(feeds, self.startup, is_sharded=self._is_sharded)
             if engine.differentiable:
                 return autograd_function.run(engine, verification, assumed.while_functions_run, feeds)
             with assumed.while_functions_run():

@@ -138,16 +138,20 @@ class Variant:
         return self._training
 
     def training_step(
-        self, feeds: Sequence[torch.Tensor], startup: Startup
+        self, feeds: Sequence[torch.Tensor], startup: Startup, *, is_sharded: bool
     ) -> tuple[Engine, Sequence[torch.Tensor]]:
         """Return the engine of one step, which may compute some rows alone, and its feeds.
 
         Args:
             feeds: in the order of the signature.
             startup: receives the time of building an engine.
+            is_sharded: True if other processes hold parts of the weights. They must take part in each
+                exchange of weights, which is tested for dense steps alone.
         """
         engine = self.training_engine()
         if self.rows is None or not engine.differentiable:
+            return engine, feeds
+        if is_sharded and self.options.sparsity == "auto":
             return engine, feeds
         return self.rows.select(engine, feeds, startup)
 

@@ -314,16 +314,16 @@ class Analysis:
         if others:
             return None
         if name == "masked_fill" and args_of(node)[0] is scores:
-            return self._known(args_of(node)[1], "drop", axes, args_of(node)[2])
+            return self._mask_of(args_of(node)[1], "drop", axes, args_of(node)[2])
         if name == "where" and args_of(node)[1] is scores:
-            return self._known(args_of(node)[0], "keep", axes, args_of(node)[2])
+            return self._mask_of(args_of(node)[0], "keep", axes, args_of(node)[2])
         if name == "where" and args_of(node)[2] is scores:
-            return self._known(args_of(node)[0], "drop", axes, args_of(node)[1])
+            return self._mask_of(args_of(node)[0], "drop", axes, args_of(node)[1])
         if name == "add" and "alpha" not in node.kwargs:
-            return self._known(next((n for n in args_of(node)[:2] if n is not scores), None), "add", axes)
+            return self._mask_of(next((n for n in args_of(node)[:2] if n is not scores), None), "add", axes)
         return None
 
-    def _known(self, operand: Any, kind: str, axes: Axes, fill: Any = -math.inf) -> Mask | None:
+    def _mask_of(self, operand: Any, kind: str, axes: Axes, fill: Any = -math.inf) -> Mask | None:
         """Return a mask whose values the inspection computes, and whose scores are low."""
         if not isinstance(operand, torch.fx.Node) or operand in self.values:
             return None

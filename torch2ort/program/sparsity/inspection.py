@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
 
@@ -190,7 +191,7 @@ def _to_json(module: torch.fx.GraphModule) -> list[Any]:
 
 
 def _name_of(target: Any) -> str:
-    if isinstance(target, (str, torch._ops.OpOverload)):
+    if isinstance(target, (str, OpOverload)):
         return str(target)
     return f"{target.__module__}:{target.__name__}"
 

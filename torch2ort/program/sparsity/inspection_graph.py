@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch2ort._torch.dispatch import OpOverload
 from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.sparsity.row_axes import BATCH, KEYS, LENGTH, ROWS, Axes, same
@@ -75,9 +76,7 @@ class InspectionGraph:
                 self._known[node] = node in self._constants
             else:
                 schema = getattr(node.target, "_schema", None)
-                is_plain = node.target is operator.getitem or not isinstance(
-                    node.target, torch._ops.OpOverload
-                )
+                is_plain = not isinstance(node.target, OpOverload)
                 self._known[node] = (
                     node.op == "call_function"
                     and (is_plain or (schema is not None and schema.name.startswith("aten::")))
@@ -124,7 +123,7 @@ class InspectionGraph:
         """Return the rows in one of several sets."""
         return functools.reduce(lambda one, other: self.call(aten.logical_or.default, one, other), rows)
 
-    def _expanded(self, mask: torch.fx.Node) -> torch.fx.Node:
+    def _expand(self, mask: torch.fx.Node) -> torch.fx.Node:
         return self.call(aten.expand.default, mask, [self.batch, self.length])
 
     def rows_where(self, mask: torch.fx.Node, axes: Axes, rank: int, *, zero: bool) -> torch.fx.Node | None:
@@ -155,7 +154,7 @@ class InspectionGraph:
             return self.call(aten.reshape.default, found, [self.batch, self.length])
         leading = sum(label is not None for label in aligned)
         found = self._flat(found, value.dim(), leading)
-        return self._expanded(found)
+        return self._expand(found)
 
     def _flat(self, mask: torch.fx.Node, rank: int, leading: int) -> torch.fx.Node:
         """Return True where a mask has a True in one of its dimensions after the leading ones."""
@@ -167,7 +166,7 @@ class InspectionGraph:
         """Return one token of each sequence."""
         place: Any = index if index >= 0 else self.call(operator.add, self.length, index)
         numbers = self.call(aten.arange.default, self.length, device=self._device)
-        return self._expanded(self.call(aten.eq.Scalar, numbers, place))
+        return self._expand(self.call(aten.eq.Scalar, numbers, place))
 
     def rows_at(self, batch: torch.fx.Node, token: torch.fx.Node) -> torch.fx.Node:
         """Return the rows with some indices."""
@@ -202,7 +201,7 @@ class InspectionGraph:
         kept, near = [], []
         added: torch.fx.Node | None = None
         for mask in masks:
-            found = self._aligned(mask)
+            found = self._align(mask)
             if found is None:
                 continue
             if mask.kind == "add":
@@ -231,10 +230,10 @@ class InspectionGraph:
     def _bytes(self, mask: torch.fx.Node) -> torch.fx.Node:
         """Return a boolean tensor as bytes."""
         if mask.target is aten.view.dtype and mask.args[1] is torch.bool:
-            return args_of(mask)[0]
+            return mask.all_input_nodes[0]
         return self.call(aten.view.dtype, mask, torch.uint8)
 
-    def _aligned(self, mask: Mask) -> torch.fx.Node | None:
+    def _align(self, mask: Mask) -> torch.fx.Node | None:
         """Return a mask of shape (sequences or 1, tokens or 1, tokens or 1), True where keys are kept.
 
         Returns:

@@ -202,10 +202,10 @@ class Packing:
             within = self._input(rows, "within")
             return self._once((node, rows), lambda: self._call(take_rows, packed, within))
         return self._once(
-            (node, rows), lambda: self._taken(node, num_leading(self._rows.values[node].axes), rows)
+            (node, rows), lambda: self._take_dense(node, num_leading(self._rows.values[node].axes), rows)
         )
 
-    def _taken(self, node: torch.fx.Node, leading: int, rows: RowSet) -> torch.fx.Node:
+    def _take_dense(self, node: torch.fx.Node, leading: int, rows: RowSet) -> torch.fx.Node:
         flat = node if leading == 1 else self._call(aten.flatten.using_ints, node, 0, 1)
         return self._call(take_rows, flat, self._input(rows, "rows"))
 
@@ -222,9 +222,11 @@ class Packing:
         has = [not same(size, 1) for size in sizes]
         given = num_leading(axes) - more
         if axes[0] != BATCH:
-            return self._once((operand, rows), lambda: self._taken(operand, 1, rows)) if has[0] else operand
+            return (
+                self._once((operand, rows), lambda: self._take_dense(operand, 1, rows)) if has[0] else operand
+            )
         if all(has):
-            return self._once((operand, rows), lambda: self._taken(operand, 2, rows))
+            return self._once((operand, rows), lambda: self._take_dense(operand, 2, rows))
         if not any(has):
             return self._call(aten.flatten.using_ints, operand, 0, 1) if given == 2 else operand
         # The rows of one sequence, or one row of each.
@@ -250,7 +252,7 @@ class Packing:
             raise UnsupportedOperatorError(f"{node} broadcasts rows")
         return packed
 
-    def _unpacked(self, node: torch.fx.Node) -> torch.fx.Node:
+    def _unpack(self, node: torch.fx.Node) -> torch.fx.Node:
         """Return a packed tensor with all rows, those that are not needed with any content."""
         packed, rows = self._packed[node]
         value = self._rows.values[node]
@@ -294,7 +296,7 @@ class Packing:
             return
         for given in dict.fromkeys(node.all_input_nodes):
             if given in self._packed:
-                node.replace_input_with(given, self._unpacked(given))
+                node.replace_input_with(given, self._unpack(given))
 
     def _replace_size(self, node: torch.fx.Node, given: torch.fx.Node) -> None:
         axes, axis = self._rows.values[given].axes, args_of(node)[1]
@@ -302,7 +304,7 @@ class Packing:
         if axes[axis] in (BATCH, LENGTH):
             node.args = (self._input(rows, "inverse"), 0 if axes[axis] == BATCH else 1)
         else:
-            node.replace_input_with(given, self._unpacked(given))
+            node.replace_input_with(given, self._unpack(given))
 
     # --- operators
 
@@ -314,7 +316,7 @@ class Packing:
             return self._call(operator.getitem, packed, args_of(node)[1])
         if name == "embedding":
             weight, index, *others = args_of(node)
-            taken = self._once((index, rows), lambda: self._taken(index, rank_of(index), rows))
+            taken = self._once((index, rows), lambda: self._take_dense(index, rank_of(index), rows))
             return self._call(node.target, weight, taken, *others, **node.kwargs)
         if name in _LOSSES:
             return self._loss(node, rows)
@@ -326,13 +328,15 @@ class Packing:
             return self._dropout(node, rows)
         if is_pointwise(node) or name in ("type_as",):
             mapped = {n: self._operand(n, node, rows) for n in node.all_input_nodes}
-            return self._mapped(node, mapped)
+            return self._call_same(node, mapped)
         mapped = {n: self._take(n, rows) for n in node.all_input_nodes if n in self._rows.values}
         if name == "gather":
-            mapped[args_of(node)[2]] = self._taken(args_of(node)[2], leading, rows)
-        return self._mapped(node, mapped, fewer=leading - 1)
+            mapped[args_of(node)[2]] = self._take_dense(args_of(node)[2], leading, rows)
+        return self._call_same(node, mapped, fewer=leading - 1)
 
-    def _mapped(self, node: torch.fx.Node, mapped: dict[torch.fx.Node, torch.fx.Node], fewer: int = 0) -> Any:
+    def _call_same(
+        self, node: torch.fx.Node, mapped: dict[torch.fx.Node, torch.fx.Node], fewer: int = 0
+    ) -> Any:
         """Return a call of the same operator on packed tensors, which have fewer dimensions."""
         args, kwargs = cast(Any, torch.fx.map_arg((node.args, node.kwargs), lambda n: mapped.get(n, n)))
         if fewer:
@@ -375,7 +379,7 @@ class Packing:
         sizes = [*first, *self._trailing(source, leading)]
         ones = self._call(aten.ones.default, sizes, dtype=value.dtype, device=value.device)
         noise = self._call(aten.dropout.default, ones, p, True)
-        return self._call(aten.mul.Tensor, packed, self._taken(noise, leading, rows))
+        return self._call(aten.mul.Tensor, packed, self._take_dense(noise, leading, rows))
 
     def _loss(self, node: torch.fx.Node, rows: RowSet) -> Any:
         """Return a loss of packed logits and the labels of their rows."""
