@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -16,8 +16,12 @@ from torch2ort.pythonop.autocast import Autocast, off
 from torch2ort.pythonop.site import UNSAVABLE
 from torch2ort.training import batched_grads
 from torch2ort.training.engine import Engine
+from torch2ort.training.packed_engine import ComparedStep, PackedStep
 from torch2ort.training.saved_tensor_checks import Saved
 from torch2ort.training.verification import Verification
+
+# An engine, or one step of a packed graph.
+StepEngine: TypeAlias = Engine | PackedStep | ComparedStep
 
 
 class _SavedStep(NamedTuple):
@@ -33,7 +37,7 @@ class _SavedStep(NamedTuple):
         verification: the comparison with eager PyTorch, if there is one.
     """
 
-    engine: Engine
+    engine: StepEngine
     state: Any
     saved: Saved
     given: Saved
@@ -48,7 +52,7 @@ class Boundary(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        engine: Engine,
+        engine: StepEngine,
         verification: Verification | None,
         around: Callable[[], AbstractContextManager[None]],
         *feeds: torch.Tensor,
@@ -131,7 +135,7 @@ _apply = private.apply_of(Boundary)
 
 
 def run(
-    engine: Engine,
+    engine: StepEngine,
     verification: Verification | None,
     around: Callable[[], AbstractContextManager[None]],
     feeds: Sequence[torch.Tensor],
@@ -150,7 +154,7 @@ def run(
     return list(_apply(engine, verification, around, *feeds))
 
 
-def _to_copy(engine: Engine, feeds: tuple[torch.Tensor, ...]) -> Collection[int]:
+def _to_copy(engine: StepEngine, feeds: tuple[torch.Tensor, ...]) -> Collection[int]:
     """Return the positions of the feeds that may change before backward, or whose changes cannot be detected.
 
     Raises:

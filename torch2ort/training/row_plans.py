@@ -13,16 +13,17 @@ import torch
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.cache.store.graph_entries import EntryContent
+from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.graph import GraphSignature
 from torch2ort.log import logger, suppress_libraries
 from torch2ort.options import Options
 from torch2ort.program.program import Program
-from torch2ort.program.sparsity.inspection import Inspection, Needed, index_inputs, input_names
+from torch2ort.program.sparsity.inspection import Inspection, Needed, input_names
 from torch2ort.pythonop.autocast import off
 from torch2ort.support.lazy import Lazy
 from torch2ort.support.startup_timing import DIFFERENTIATE, IMPORTS, Startup, phase
-from torch2ort.training.compared_steps import ComparedEngine
 from torch2ort.training.engine import Engine
+from torch2ort.training.packed_engine import ComparedStep, PackedEngine, PackedStep
 
 if TYPE_CHECKING:
     from torch2ort.program.traced_program import TracedProgram
@@ -112,8 +113,7 @@ class RowPlans:
         self.seen: Needed | None = None
         self.plan = DENSE
         self._last: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
-        self._engines: dict[Plan, Engine] = {}
-        self._used: dict[Plan, frozenset[str]] = {}
+        self._engines: dict[Plan, PackedEngine] = {}
         self._refused: set[Plan] = set()
         self._compared: set[Plan] = set()
         self._skipped = 0
@@ -145,41 +145,38 @@ class RowPlans:
 
     def select(
         self, dense: Engine, feeds: Sequence[torch.Tensor], startup: Startup
-    ) -> tuple[Any, Sequence[torch.Tensor]]:
-        """Return the engine for a call, and its feeds.
+    ) -> Engine | PackedStep | ComparedStep:
+        """Return the engine for a call.
 
         Args:
             dense: the engine that computes all rows.
-            feeds: its feeds.
+            feeds: the call's feeds.
             startup: receives the time of building an engine, and of its comparison with the dense one.
         """
         inspection = self.density.inspection
         if inspection is None or self._may_skip():
-            return dense, feeds
+            return dense
         try:
             needed = inspection(feeds)
         except Exception as error:
             # The step itself raises the error that PyTorch has for these inputs.
             self._log("the rows of a call are unknown (%s)", error)
-            return dense, feeds
+            return dense
         self.seen = needed
         plan = self._choose(needed)
         if plan != self.plan:
             self._log_change(plan, needed)
             self.plan = plan
         if plan == DENSE or min(self._counts(plan, needed).values()) < _FEWEST:
-            return dense, feeds
-        engine = self._engine(plan, needed, startup)
+            return dense
+        engine = self._engine(plan, needed, dense, startup)
         if engine is None:
             self.plan = DENSE
-            return dense, feeds
-        inputs = len(self._program.signature.inputs)
-        extra = self._extra(plan, engine, needed)
-        given = [*feeds[:inputs], *extra, *feeds[inputs:]]
+            return dense
+        step = engine.step(needed)
         if plan in self._compared:
-            return engine, given
-        added = range(inputs, inputs + len(extra))
-        return ComparedEngine(dense, engine, added, startup, lambda text: self._finish(plan, text)), given
+            return step
+        return ComparedStep(dense, step, startup, lambda difference: self._finish(plan, difference))
 
     def _may_skip(self) -> bool:
         """Return True for a call whose rows are not worth counting.
@@ -219,20 +216,25 @@ class RowPlans:
 
     # --- the engines
 
-    def _engine(self, plan: Plan, needed: Needed, startup: Startup) -> Engine | None:
+    def _engine(self, plan: Plan, needed: Needed, dense: Engine, startup: Startup) -> PackedEngine | None:
         """Return the engine of a plan, built on its first use; ``None`` if the program has none."""
         if plan not in self._engines and plan not in self._refused:
             with startup.recording(DIFFERENTIATE), exclusive.looking(), suppress_libraries(), off():
                 if plan not in self._engines and plan not in self._refused:
                     try:
-                        self._engines[plan] = self._build_engine(plan, needed)
+                        self._engines[plan] = self._build_engine(plan, needed, dense)
                     except Exception as error:
                         # A defect of a plan must not end a training that needs no plan.
                         self._refused.add(plan)
                         self._log("no step leaves out %s: %s", self._name(plan), error)
         return self._engines.get(plan)
 
-    def _build_engine(self, plan: Plan, needed: Needed) -> Engine:
+    def _build_engine(self, plan: Plan, needed: Needed, dense: Engine) -> PackedEngine:
+        """Return the engine of a plan.
+
+        Raises:
+            UnsupportedOperatorError: the program cannot be packed, or only for some numbers of rows.
+        """
         counts = {"read": needed.num_read, "attended": needed.num_attended}
 
         def pack() -> TracedProgram:
@@ -249,16 +251,11 @@ class RowPlans:
         program = replace(
             self._program, signature=signature, traced=Lazy(pack), onnx=None, form=", ".join(sorted(plan))
         )
-        return self._build(program)
-
-    def _extra(self, plan: Plan, engine: Engine, needed: Needed) -> list[torch.Tensor]:
-        """Return the feeds of a plan's engine that the dense one does not have."""
-        names = input_names(PADDING in plan, LABELS in plan)
-        if plan not in self._used:
-            first = len(self._program.signature.inputs)
-            used = engine.used_feeds()
-            self._used[plan] = frozenset(n for i, n in enumerate(names) if first + i in used)
-        return index_inputs(names, self._used[plan], needed)
+        engine = self._build(program)
+        conditions = engine.conditions.keys() - dense.conditions.keys()
+        if conditions:
+            raise UnsupportedOperatorError(f"the packed graph needs {', '.join(sorted(conditions))}")
+        return PackedEngine(engine, len(old.inputs), names)
 
     @staticmethod
     def _counts(plan: Plan, needed: Needed) -> Mapping[str, int]:
@@ -291,7 +288,11 @@ class RowPlans:
             source = self._traced.fork().get()
             required = [isinstance(feed, str) and feed in self._requires_grad for feed in source.feeds]
             positions = {name: i for i, name in enumerate(self._program.signature.feeds)}
-            inspection, work, reason = opportunity(source, required, positions)
+            try:
+                inspection, work, reason = opportunity(source, required, positions)
+            except Exception as error:
+                # As for plans: a defect of the analysis must not end a training that does not need it.
+                inspection, work, reason = None, (0.0, 0.0, 0.0), f"the analysis failed: {error!r}"
             made.append(Density(inspection, work, reason))
             text = None if inspection is None else inspection.to_json()
             return EntryContent({"inspection": text, "work": list(work), "reason": reason}, {})

@@ -201,7 +201,7 @@ class Runner:
         if not variant.fetches:
             return []  # A model of no tensors, for which there is no session.
         if variant.requires_grad:
-            engine, feeds = variant.training_step(feeds, self.startup, is_sharded=self._is_sharded)
+            engine = variant.training_step(feeds, self.startup, is_sharded=self._is_sharded)
             if engine.differentiable:
                 return autograd_function.run(engine, verification, assumed.while_functions_run, feeds)
             with assumed.while_functions_run():

@@ -21,6 +21,7 @@ from torch2ort.runtime.memory_overlap import WrittenMemory
 from torch2ort.support.startup_timing import DIFFERENTIATE, Startup, phase
 from torch2ort.training.engine import Engine
 from torch2ort.training.ort_targets import engine_of, inference_engine_of, row_plans_of
+from torch2ort.training.packed_engine import ComparedStep, PackedStep
 from torch2ort.training.row_plans import RowPlans
 
 Shapes = tuple[torch.Size, ...]
@@ -139,8 +140,8 @@ class Variant:
 
     def training_step(
         self, feeds: Sequence[torch.Tensor], startup: Startup, *, is_sharded: bool
-    ) -> tuple[Engine, Sequence[torch.Tensor]]:
-        """Return the engine of one step, which may compute some rows alone, and its feeds.
+    ) -> Engine | PackedStep | ComparedStep:
+        """Return the engine of one step, which may compute some rows alone.
 
         Args:
             feeds: in the order of the signature.
@@ -150,9 +151,9 @@ class Variant:
         """
         engine = self.training_engine()
         if self.rows is None or not engine.differentiable:
-            return engine, feeds
+            return engine
         if is_sharded and self.options.sparsity == "auto":
-            return engine, feeds
+            return engine
         return self.rows.select(engine, feeds, startup)
 
     def narrow(self) -> None:

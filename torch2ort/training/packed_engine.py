@@ -1,0 +1,187 @@
+"""The engine of a packed graph, with the interface of the dense graph's, and their comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch2ort.program.sparsity.inspection import Needed, index_inputs
+from torch2ort.support.startup_timing import FIRST_RUN, Startup
+from torch2ort.training.engine import Engine
+
+# Differences that rounding explains, relative to the largest number of a tensor, and of all gradients: the
+# gradient of a bias of attention's keys is 0 besides rounding.
+_RELATIVE, _OF_ALL = 1e-4, 1e-6
+# In low precision, steps of the dtype's resolution.
+_ROUNDINGS = 8
+
+
+class PackedEngine:
+    """An engine whose graph has inputs besides the dense graph's, which describe the rows of a call.
+
+    Args:
+        engine: the engine of the packed graph.
+        inputs: the number of the dense graph's inputs.
+        names: names of the additional inputs, which follow these.
+
+    Attributes:
+        engine: as given.
+    """
+
+    def __init__(self, engine: Engine, inputs: int, names: Sequence[str]) -> None:
+        self.engine, self._inputs, self._names = engine, inputs, names
+        self._used = frozenset(n for i, n in enumerate(names) if inputs + i in engine.used_feeds())
+
+    def with_new_sessions(self) -> PackedEngine:
+        """Return the same engine with sessions of its own."""
+        return PackedEngine(self.engine.with_new_sessions(), self._inputs, self._names)
+
+    def step(self, needed: Needed) -> PackedStep:
+        """Return the engine for one step.
+
+        Args:
+            needed: the rows of the call.
+        """
+        return PackedStep(self.engine, self._inputs, index_inputs(self._names, self._used, needed))
+
+
+class PackedStep:
+    """One step of a packed graph; its methods and attributes are those of :class:`Engine`.
+
+    Args:
+        engine: the engine of the packed graph.
+        inputs: the number of the dense graph's inputs.
+        rows: the additional inputs.
+    """
+
+    def __init__(self, engine: Engine, inputs: int, rows: Sequence[torch.Tensor]) -> None:
+        self._engine, self._inputs, self._rows = engine, inputs, rows
+        self.differentiable, self.read_outputs = engine.differentiable, engine.read_outputs
+        self.weights, self.moved_feeds = engine.weights, engine.moved_feeds
+        self.needed, self.copied = self._of_dense(engine.needed), self._of_dense(engine.copied)
+
+    def _of_dense(self, feeds: Sequence[int]) -> tuple[int, ...]:
+        """Return positions of feeds as those of the dense graph."""
+        first, count = self._inputs, len(self._rows)
+        return tuple(i if i < first else i - count for i in feeds if i < first or i >= first + count)
+
+    def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        """Run the forward half; see :meth:`Engine.forward`."""
+        return self._engine.forward([*feeds[: self._inputs], *self._rows, *feeds[self._inputs :]])
+
+    def backward(
+        self, state: Any, gradients: Sequence[torch.Tensor | None], *, keep: bool
+    ) -> list[torch.Tensor | None]:
+        """Run the backward half; see :meth:`Engine.backward`."""
+        found = self._engine.backward(state, gradients, keep=keep)
+        return [*found[: self._inputs], *found[self._inputs + len(self._rows) :]]
+
+
+@dataclass
+class _States:
+    """States of both forwards; that of the packed graph is ``None`` if their results differ."""
+
+    dense: Any
+    packed: Any
+
+
+class ComparedStep:
+    """A step that runs the packed and the dense graph, and returns equal results.
+
+    Where results differ, those of the dense graph are returned.
+
+    Args:
+        dense: the engine of the dense graph.
+        packed: the step of the packed graph.
+        startup: receives the time of the step.
+        finish: receives the difference, or an empty text.
+    """
+
+    def __init__(
+        self, dense: Engine, packed: PackedStep, startup: Startup, finish: Callable[[str], None]
+    ) -> None:
+        self._dense, self._packed = dense, packed
+        self._startup, self._finish = startup, finish
+        self.differentiable, self.read_outputs = dense.differentiable, dense.read_outputs
+        self.weights, self.moved_feeds = dense.weights, dense.moved_feeds
+        self.needed, self.copied = dense.needed, dense.copied
+
+    def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], _States]:
+        """Run both forward halves with the same random numbers; see :meth:`Engine.forward`."""
+        with self._startup.recording(FIRST_RUN):
+            before = _generators()
+            outputs, state = self._dense.forward(feeds)
+            after = _generators()
+            _restore(before)
+            found, packed = self._packed.forward(feeds)
+            drawn = _generators()
+            difference = "it draws other random numbers"
+            if all(torch.equal(one, other) for one, other in zip(after, drawn, strict=True)):
+                difference = _difference(found, outputs, [f"output {i}" for i in range(len(outputs))])
+            if difference:
+                _restore(after)
+                self._finish(difference)
+                return outputs, _States(state, None)
+            return found, _States(state, packed)
+
+    def backward(
+        self, state: _States, gradients: Sequence[torch.Tensor | None], *, keep: bool
+    ) -> list[torch.Tensor | None]:
+        """Run both backward halves; see :meth:`Engine.backward`."""
+        with self._startup.recording(FIRST_RUN):
+            expected = self._dense.backward(state.dense, gradients, keep=keep)
+            if state.packed is None:
+                return expected
+            found = self._packed.backward(state.packed, gradients, keep=keep)
+            names = [f"the gradient of {name!r}" for name in self._dense.feed_names]
+            difference = _difference(found, expected, names)
+            self._finish(difference)
+        self._startup.log()
+        return expected if difference else found
+
+
+def _difference(
+    found: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor | None], names: Sequence[str]
+) -> str:
+    """Return the first difference that rounding does not explain; an empty text if there is none."""
+    tensors = [t for t in expected if t is not None and t.is_floating_point() and t.numel()]
+    largest = max((_largest(t) for t in tensors), default=0.0)
+    for name, one, other in zip(names, found, expected, strict=True):
+        if one is None or other is None:
+            if one is not other:
+                return f"{name} is None in one of them"
+            continue
+        if not other.is_floating_point():
+            if not torch.equal(one, other):
+                return f"{name} differs"
+            continue
+        resolution = torch.finfo(other.dtype).eps
+        allowed = max(_RELATIVE, _ROUNDINGS * resolution) * _largest(other) + _OF_ALL * largest
+        if not torch.equal(one.isfinite(), other.isfinite()):
+            return f"{name} has other elements that are not finite"
+        apart = _largest(one.detach().double() - other.detach().double())
+        if apart > allowed:
+            return f"{name} by {apart:.3g}, of at most {_largest(other):.3g}"
+    return ""
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    if not tensor.numel():
+        return 0.0
+    return float(torch.where(tensor.isfinite(), tensor.detach(), 0).abs().max())
+
+
+def _generators() -> list[torch.Tensor]:
+    found = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        found += torch.cuda.get_rng_state_all()
+    return found
+
+
+def _restore(states: Sequence[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(list(states[1:]))
