@@ -74,7 +74,7 @@ class Sizes:
         self.ranges = ranges
         self.guards = tuple(guards)
         self.lines = lines
-        self._compiled = [(text, _compile(text)) for text in guards]
+        self._compiled = [(text, compile_condition(text)) for text in guards]
         self._accepted: set[tuple[tuple[int, ...], ...]] = set()
 
     def with_guards(self, conditions: Mapping[str, str]) -> Sizes:
@@ -155,7 +155,7 @@ class Sizes:
         return None
 
 
-def _compile(text: str) -> Callable[[Shapes], Any]:
+def compile_condition(text: str) -> Callable[[Shapes], Any]:
     """Return a guard as a function. The text is untrusted: only arithmetic and comparisons are accepted."""
     if type(text) is not str or len(text) > _LONGEST_TEXT:
         raise ModelLoadError(f"{reprlib.repr(text)} is not a condition on sizes")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torch2ort.graph.accepted_sizes import compile_condition
 from torch2ort.program.sparsity.inspection import Needed, index_inputs
 from torch2ort.support.startup_timing import FIRST_RUN, Startup
 from torch2ort.training.engine import Engine
@@ -33,19 +34,26 @@ class PackedEngine:
 
     def __init__(self, engine: Engine, inputs: int, names: Sequence[str]) -> None:
         self.engine, self._inputs, self._names = engine, inputs, names
+        self._conditions = [compile_condition(text) for text in engine.conditions]
         self._used = frozenset(n for i, n in enumerate(names) if inputs + i in engine.used_feeds())
 
     def with_new_sessions(self) -> PackedEngine:
         """Return the same engine with sessions of its own."""
         return PackedEngine(self.engine.with_new_sessions(), self._inputs, self._names)
 
-    def step(self, needed: Needed) -> PackedStep:
-        """Return the engine for one step.
+    def step(self, needed: Needed, feeds: Sequence[torch.Tensor]) -> PackedStep | None:
+        """Return the engine for one step; ``None`` if the graph is not valid for the call's sizes.
 
         Args:
             needed: the rows of the call.
+            feeds: of the dense graph.
         """
-        return PackedStep(self.engine, self._inputs, index_inputs(self._names, self._used, needed))
+        rows = index_inputs(self._names, self._used, needed)
+        if self._conditions:
+            shapes = [tensor.shape for tensor in (*feeds[: self._inputs], *rows)]
+            if not all(holds(shapes) for holds in self._conditions):
+                return None
+        return PackedStep(self.engine, self._inputs, rows)
 
 
 class PackedStep:

@@ -13,7 +13,6 @@ import torch
 from torch2ort.cache.key.export_lock import exclusive
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.cache.store.graph_entries import EntryContent
-from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.graph.graph import GraphSignature
 from torch2ort.log import logger, suppress_libraries
 from torch2ort.options import Options
@@ -169,11 +168,13 @@ class RowPlans:
             self.plan = plan
         if plan == DENSE or min(self._counts(plan, needed).values()) < _FEWEST:
             return dense
-        engine = self._engine(plan, needed, dense, startup)
+        engine = self._engine(plan, needed, startup)
         if engine is None:
             self.plan = DENSE
             return dense
-        step = engine.step(needed)
+        step = engine.step(needed, feeds)
+        if step is None:
+            return dense
         if plan in self._compared:
             return step
         return ComparedStep(dense, step, startup, lambda difference: self._finish(plan, difference))
@@ -216,24 +217,24 @@ class RowPlans:
 
     # --- the engines
 
-    def _engine(self, plan: Plan, needed: Needed, dense: Engine, startup: Startup) -> PackedEngine | None:
+    def _engine(self, plan: Plan, needed: Needed, startup: Startup) -> PackedEngine | None:
         """Return the engine of a plan, built on its first use; ``None`` if the program has none."""
         if plan not in self._engines and plan not in self._refused:
             with startup.recording(DIFFERENTIATE), exclusive.looking(), suppress_libraries(), off():
                 if plan not in self._engines and plan not in self._refused:
                     try:
-                        self._engines[plan] = self._build_engine(plan, needed, dense)
+                        self._engines[plan] = self._build_engine(plan, needed)
                     except Exception as error:
                         # A defect of a plan must not end a training that needs no plan.
                         self._refused.add(plan)
                         self._log("no step leaves out %s: %s", self._name(plan), error)
         return self._engines.get(plan)
 
-    def _build_engine(self, plan: Plan, needed: Needed, dense: Engine) -> PackedEngine:
+    def _build_engine(self, plan: Plan, needed: Needed) -> PackedEngine:
         """Return the engine of a plan.
 
         Raises:
-            UnsupportedOperatorError: the program cannot be packed, or only for some numbers of rows.
+            UnsupportedOperatorError: the program cannot be packed.
         """
         counts = {"read": needed.num_read, "attended": needed.num_attended}
 
@@ -251,11 +252,7 @@ class RowPlans:
         program = replace(
             self._program, signature=signature, traced=Lazy(pack), onnx=None, form=", ".join(sorted(plan))
         )
-        engine = self._build(program)
-        conditions = engine.conditions.keys() - dense.conditions.keys()
-        if conditions:
-            raise UnsupportedOperatorError(f"the packed graph needs {', '.join(sorted(conditions))}")
-        return PackedEngine(engine, len(old.inputs), names)
+        return PackedEngine(self._build(program), len(old.inputs), names)
 
     @staticmethod
     def _counts(plan: Plan, needed: Needed) -> Mapping[str, int]:

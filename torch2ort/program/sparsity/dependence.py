@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -430,12 +431,15 @@ class Analysis:
             return replace(value, live=None)
         if value.axes[dim] is None:
             return replace(value, live=None)
-        start, step = argument(node, "start") or 0, argument(node, "step")
-        if value.axes[dim] != LENGTH or value.is_sliced or step != 1 or not isinstance(start, int):
+        start, end, step = argument(node, "start") or 0, argument(node, "end"), argument(node, "step")
+        end = _MAX if end is None else end
+        if value.axes[dim] != LENGTH or value.is_sliced or KEYS in value.axes or step != 1:
             return None
-        if start < 0 or KEYS in value.axes:
+        if not isinstance(start, int) or not isinstance(end, int):
             return None
-        return replace(value, start=start, is_sliced=True, live=None)
+        if value.axes[:2] == (BATCH, LENGTH):
+            self._terminals[node] = self.inspection.tokens(start, end)
+        return replace(value, start=start, is_sliced=True, live=None) if start >= 0 else None
 
     def _select(self, node: torch.fx.Node) -> RowValue | None:
         value = self._first_of_sizes(node)
@@ -443,7 +447,23 @@ class Analysis:
         if value.axes[dim] is None:
             return replace(value, axes=value.axes[:dim] + value.axes[dim + 1 :], live=None)
         if value.axes[:2] == (BATCH, LENGTH) and dim == 1 and not value.is_sliced and isinstance(index, int):
-            self._terminals[node] = self.inspection.token(index)
+            end = _MAX if index == -1 else index + 1
+            self._terminals[node] = self.inspection.tokens(index, end)
+        return None
+
+    def _index_select(self, node: torch.fx.Node) -> RowValue | None:
+        source, dim, index = args_of(node)
+        value = self.values[source]
+        if value.axes[dim] is None:
+            return None if index in self.values else replace(value, live=None)
+        is_token = value.axes[:2] == (BATCH, LENGTH) and dim % len(value.axes) == 1
+        if (
+            is_token
+            and not value.is_sliced
+            and index not in self.values
+            and self.inspection.can_compute(index)
+        ):
+            self._terminals[node] = self.inspection.tokens_at(index)
         return None
 
     def _index(self, node: torch.fx.Node) -> RowValue | None:
@@ -624,6 +644,9 @@ class Analysis:
                 self.inspection.read(self._terminals[user])
                 return Need.READ, user
             return Need.ALL, user
+        if need[user] is Need.ALL and user in self._terminals:
+            self.inspection.read(self._terminals[user])
+            return Need.READ, user
         if need[user] is Need.ALL and other.live is not None:
             if value.live is not None and not other.is_masked:
                 return Need.ALL, user
@@ -636,6 +659,8 @@ class Analysis:
 
 # Scores of attention below this number have the weight 0 beside others: exp(-1e4) is 0 in all dtypes.
 _LOW = -1e4
+# The end of a slice that has none.
+_MAX = sys.maxsize
 _MANY = frozenset({"split", "split_with_sizes", "chunk", "unbind"})
 
 
@@ -668,6 +693,7 @@ def _rules(analysis: Analysis) -> dict[str, Callable[[torch.fx.Node], RowValue |
             "slice": a._slice,
             "select": a._select,
             "index": a._index,
+            "index_select": a._index_select,
             "unbind": a._unbind,
             "cat": a._cat,
             "stack": a._stack,

@@ -162,11 +162,26 @@ class InspectionGraph:
             mask = self.call(aten.any.dim, mask, -1)
         return mask
 
-    def token(self, index: int) -> torch.fx.Node:
-        """Return one token of each sequence."""
-        place: Any = index if index >= 0 else self.call(operator.add, self.length, index)
+    def tokens(self, start: int, end: int) -> torch.fx.Node:
+        """Return a range of each sequence's tokens.
+
+        Args:
+            start: the first one, counted from the end if it is negative.
+            end: the one after the last, counted likewise.
+        """
         numbers = self.call(aten.arange.default, self.length, device=self._device)
-        return self._expand(self.call(aten.eq.Scalar, numbers, place))
+        after = self.call(aten.ge.Scalar, numbers, self._place(start))
+        before = self.call(aten.lt.Scalar, numbers, self._place(end))
+        return self._expand(self.call(aten.logical_and.default, after, before))
+
+    def _place(self, index: int) -> Any:
+        return index if index >= 0 else self.call(operator.add, self.length, index)
+
+    def tokens_at(self, index: torch.fx.Node) -> torch.fx.Node:
+        """Return the tokens with some indices, of each sequence."""
+        none = self.call(aten.zeros.default, [self.length], dtype=torch.bool, device=self._device)
+        found = self.call(aten.index_fill.int_Scalar, none, 0, self.copy(index), True)
+        return self._expand(found)
 
     def rows_at(self, batch: torch.fx.Node, token: torch.fx.Node) -> torch.fx.Node:
         """Return the rows with some indices."""
@@ -274,7 +289,8 @@ class InspectionGraph:
         results = [*self.reads, *self.attended, *self.valid_labels]
         of_values = set(self.inputs.values())
         for node in self.graph.nodes:
-            if node.target is not aten.sym_size.int and any(n in of_values for n in node.all_input_nodes):
+            is_size = node.target is aten.sym_size.int and args_of(node)[0].op == "placeholder"
+            if not is_size and any(n in of_values for n in node.all_input_nodes):
                 of_values.add(node)
         wanted = _sources(results)
         first, second = torch.fx.Graph(), torch.fx.Graph()

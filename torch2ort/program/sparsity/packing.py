@@ -320,6 +320,9 @@ class Packing:
             return self._call(node.target, weight, taken, *others, **node.kwargs)
         if name in _LOSSES:
             return self._loss(node, rows)
+        if self._rows.values[node].is_sliced and name == "slice":
+            # The loss ignores the labels of the other rows.
+            return self._take(args_of(node)[0], rows)
         if name in ("view", "reshape", "_unsafe_view", "flatten", "unflatten"):
             source = self._take(args_of(node)[0], rows)
             given = args_of(node)[1] if name in ("view", "reshape", "_unsafe_view") else ()
@@ -415,11 +418,11 @@ class Packing:
         else:
             packed, rows = self._packed[source]
             inverse = self._input(rows, "inverse")
-            if name == "select":
-                index = self._call(aten.select.int, inverse, 1, args_of(node)[2])
-            else:
+            if name == "index":
                 index = self._call(aten.index.Tensor, inverse, args_of(node)[1])
-            node.replace_all_uses_with(self._call(aten.index_select.default, packed, 0, index))
+            else:
+                index = self._call(node.target, inverse, 1, *args_of(node)[2:])
+            node.replace_all_uses_with(self._call(aten.index.Tensor, packed, [index]))
         self._graph.erase_node(node)
         return True
 

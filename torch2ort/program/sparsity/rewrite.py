@@ -20,7 +20,9 @@ from torch2ort.program.sparsity.packing import ATTENDED, READ, Packing, RowSet
 from torch2ort.program.sparsity.row_axes import is_packable
 from torch2ort.program.traced_program import Constant, TracedProgram
 from torch2ort.pythonop import Site
+from torch2ort.sizes.renew_sizes import renew_sizes
 from torch2ort.sizes.symbols import size_hint
+from torch2ort.sizes.unbacked_sizes import conditions
 
 aten = torch.ops.aten
 _PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul", "bmm", "scaled_dot_product_attention"})
@@ -28,9 +30,16 @@ _PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul", "bmm", "scaled_dot_pro
 _PER_ELEMENT = 16
 
 
-def analyse(source: TracedProgram, required: Sequence[bool]) -> tuple[torch.fx.GraphModule, Rows | None, str]:
-    """Return a copy of a program, its analysis, and the reason why there is none."""
-    program = copy.deepcopy(source.graph_module)
+def analyse(
+    program: torch.fx.GraphModule, source: TracedProgram, required: Sequence[bool]
+) -> tuple[Rows | None, str]:
+    """Return the analysis of a program, and the reason why there is none.
+
+    Args:
+        program: a copy of the program; operators in place become functional ones.
+        source: the program.
+        required: for each of its inputs, whether a gradient is wanted.
+    """
     graph = program.graph
     for node in list(graph.nodes):
         if "_assert_tensor_metadata" in str(node.target):
@@ -38,17 +47,17 @@ def analyse(source: TracedProgram, required: Sequence[bool]) -> tuple[torch.fx.G
     _write_to_new_tensors(graph)
     for site in source.sites:
         if isinstance(site, Site) and site.known_result.effects:
-            return program, None, f"{site.func_name} changes Python objects in forward"
+            return None, f"{site.func_name} changes Python objects in forward"
     inputs = graph.find_nodes(op="placeholder")
     constants = [node for node, needs in zip(inputs, required, strict=True) if not needs]
     rows = Analysis(graph, constants).run()
     if rows is None:
-        return program, None, "no input is a batch of sequences"
+        return None, "no input is a batch of sequences"
     memory = {first_of(node) for node in rows.values}
     for node in graph.nodes:
         if any(first_of(written) in memory for written in written_by(node)):
-            return program, None, f"{describe(node)} writes into a tensor"
-    return program, rows, ""
+            return None, f"{describe(node)} writes into a tensor"
+    return rows, ""
 
 
 def opportunity(
@@ -65,10 +74,14 @@ def opportunity(
         The inspection that counts rows, or ``None`` if no work depends on them; the estimated operations for
         rows that are read, for those that are needed, and for all; and the operator that reads all rows.
     """
-    _, rows, reason = analyse(source, required)
+    rows, reason = analyse(copy.deepcopy(source.graph_module), source, required)
     work = dict.fromkeys(Need, 0.0)
     if rows is None or not rows.inspection.reads:
         return None, (0.0, 0.0, 0.0), reason or _reason_of(rows)
+    for node, reader in rows.reasons.items():
+        if reader.op == "output" and rows.values[node].live is None:
+            reason = f"an output of the model has all rows of {describe(node)}; return the loss alone"
+            return None, (0.0, 0.0, 0.0), reason
     for node in rows.index.graph.nodes:
         if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
             need = rows.need.get(node, Need.ALL)
@@ -80,7 +93,8 @@ def opportunity(
     inputs = tuple(_input(feeds[node], positions) for node in used)
     counts = len(graph.reads), len(graph.attended), len(graph.valid_labels)
     found = Inspection(sized, compute, inputs, counts) if work[Need.READ] or work[Need.ATTENDED] else None
-    return found, (work[Need.READ], work[Need.ATTENDED], work[Need.ALL]), _reason_of(rows)
+    reason = "" if work[Need.ATTENDED] else _reason_of(rows)
+    return found, (work[Need.READ], work[Need.ATTENDED], work[Need.ALL]), reason
 
 
 def _reason_of(rows: Rows | None) -> str:
@@ -120,7 +134,10 @@ def packed_program(
     Raises:
         UnsupportedOperatorError: the program cannot be packed.
     """
-    program, rows, reason = analyse(source, required)
+    program = copy.deepcopy(source.graph_module)
+    # Conditions on sizes that this program adds must not become conditions of the dense one.
+    renew_sizes(program.graph)
+    rows, reason = analyse(program, source, required)
     if rows is None:
         raise UnsupportedOperatorError(reason)
     sets: dict[Need, RowSet] = {}
@@ -134,7 +151,8 @@ def packed_program(
         raise UnsupportedOperatorError("no operator computes fewer rows")
     program.graph.eliminate_dead_code(_has_effect)
     program.recompile()
-    return replace(source, graph_module=program, feeds=(*source.feeds, *names))
+    feeds = (*source.feeds, *names)
+    return replace(source, graph_module=program, feeds=feeds, conditions=conditions(program.graph))
 
 
 def _has_effect(node: torch.fx.Node) -> bool:
