@@ -33,6 +33,7 @@ from torch2ort.program.internal_ops import (
     fill_rows,
     must_compute,
     number_as_sizes,
+    packed_attention,
     put_rows,
     python_number,
     take_rows,
@@ -60,7 +61,7 @@ _MORE = "\n\n"
 _OWN = (
     *(operator.getitem, _PYTHON_OP, MAPPED_CALL),
     *(checked_index, must_compute, extreme, number_as_sizes, python_number),
-    *(take_rows, fill_rows, put_rows),
+    *(take_rows, fill_rows, put_rows, packed_attention),
 )
 
 

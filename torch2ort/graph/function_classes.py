@@ -13,6 +13,7 @@ from torch2ort.graph.op_allowlist import check_index_check, check_kernel_call, c
 from torch2ort.kernels.functions import AtenKernel, Bernoulli, Dropout, DropoutNoise, decode_library_call
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.library import LibraryKernel
+from torch2ort.kernels.packed_attention import PackedAttention, PackedAttentionGrad
 from torch2ort.pythonop import Site, qualified_name, resolve, uses_setup_context
 
 FunctionClass = type[torch.autograd.Function]
@@ -20,7 +21,10 @@ FunctionClass = type[torch.autograd.Function]
 # Names that exported graphs give to PyTorch's own kernels; they need no registration.
 _OWN: dict[str, FunctionClass] = {
     qualified_name(f): f
-    for f in (AtenKernel, Bernoulli, Dropout, DropoutNoise, IndexCheck, FusedRegion, LibraryKernel)
+    for f in (
+        *(AtenKernel, Bernoulli, Dropout, DropoutNoise, IndexCheck, FusedRegion, LibraryKernel),
+        *(PackedAttention, PackedAttentionGrad),
+    )
 }
 
 

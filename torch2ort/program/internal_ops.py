@@ -8,6 +8,7 @@ import torch
 
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.kernels.index_check import refuse_index
+from torch2ort.kernels.packed_attention import sum_dtype
 from torch2ort.kernels.scalar_expressions import computed_number
 
 _library = torch.library.Library("torch2ort", "FRAGMENT")
@@ -29,6 +30,15 @@ _library.define("number_as_sizes(Tensor number, int? low, int? high) -> Tensor")
 _library.define("take_rows(Tensor self, Tensor rows) -> Tensor")
 _library.define("fill_rows(Tensor self, Tensor inverse, Tensor rows) -> Tensor")
 _library.define("put_rows(Tensor self, Tensor rows, SymInt size) -> Tensor")
+_library.define(
+    "packed_attention(Tensor query, Tensor key, Tensor value, Tensor query_ends, Tensor key_ends, "
+    "bool is_causal, float? scale) -> (Tensor, Tensor)"
+)
+_library.define(
+    "packed_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor result, "
+    "Tensor sums, Tensor query_ends, Tensor key_ends, bool is_causal, float? scale) "
+    "-> (Tensor, Tensor, Tensor)"
+)
 _library.define("python_number(Tensor[] numbers, ScalarType dtype, str formula) -> Tensor")
 
 # Noise of dropout, which is multiplied by the input: the product is ONNX's, the noise is PyTorch's.
@@ -60,6 +70,9 @@ take_rows: OpOverload = torch.ops.torch2ort.take_rows.default
 fill_rows: OpOverload = torch.ops.torch2ort.fill_rows.default
 # A tensor of `size` rows: those of `self` at `rows`, and zeros.
 put_rows: OpOverload = torch.ops.torch2ort.put_rows.default
+# Attention of packed sequences and its derivative; see kernels/packed_attention.py.
+packed_attention: OpOverload = torch.ops.torch2ort.packed_attention.default
+packed_attention_backward: OpOverload = torch.ops.torch2ort.packed_attention_backward.default
 # A number that Python computes from those of tensors, with Python's errors; see
 # kernels/scalar_expressions.py.
 python_number: OpOverload = torch.ops.torch2ort.python_number.default
@@ -148,6 +161,28 @@ def _fake_put_rows(self: torch.Tensor, rows: torch.Tensor, size: Any) -> torch.T
     return self.new_empty((size, *self.shape[1:]))
 
 
+@torch.library.register_fake("torch2ort::packed_attention", lib=_library)
+def _fake_packed_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_ends: torch.Tensor,
+    key_ends: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    sums = query.new_empty(query.shape[:2], dtype=sum_dtype(query.dtype))
+    return query.new_empty(query.shape), sums
+
+
+@torch.library.register_fake("torch2ort::packed_attention_backward", lib=_library)
+def _fake_packed_attention_backward(
+    grad: torch.Tensor, *tensors: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query, key, value = (t.new_empty(t.shape) for t in tensors[:3])
+    return query, key, value
+
+
 @torch.library.register_fake("torch2ort::python_number", lib=_library)
 def _fake_python_number(numbers: list[torch.Tensor], dtype: torch.dtype, formula: str) -> torch.Tensor:
     return numbers[0].new_empty((), dtype=dtype)
@@ -199,5 +234,24 @@ torch.library.register_autograd(
     "torch2ort::put_rows",
     lambda ctx, grad: (take_rows(grad, ctx.saved_tensors[0]), None, None),
     setup_context=_keep_put_rows,
+    lib=_library,
+)
+
+
+def _keep_packed_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    query, key, value, query_ends, key_ends, *ctx.settings = inputs
+    ctx.save_for_backward(query, key, value, *output, query_ends, key_ends)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _packed_attention_backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+    found = packed_attention_backward(grad, *ctx.saved_tensors, *ctx.settings)
+    return (*found, None, None, None, None)
+
+
+torch.library.register_autograd(
+    "torch2ort::packed_attention",
+    _packed_attention_backward,
+    setup_context=_keep_packed_attention,
     lib=_library,
 )

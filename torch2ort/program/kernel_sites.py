@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch2ort.kernels.functions import (
 )
 from torch2ort.kernels.index_check import IndexCheck
 from torch2ort.kernels.library import LibraryKernel, with_results
+from torch2ort.kernels.packed_attention import PackedAttention, PackedAttentionGrad
 from torch2ort.kernels.recurrent import is_recurrent, original
 from torch2ort.program import internal_ops
 from torch2ort.program.dim_order import inverse, order_of, order_of_memory, unpermuted
@@ -50,6 +51,12 @@ _READ_ANY_ORDER = frozenset(
 _PYTHON_OP = torch.ops.torch2ort.python_op.default
 _DETACH = torch.ops.aten.detach.default
 _FULL = torch.ops.aten.full.default
+
+
+_PACKED_ATTENTION: Mapping[Any, type[torch.autograd.Function]] = {
+    internal_ops.packed_attention: PackedAttention,
+    internal_ops.packed_attention_backward: PackedAttentionGrad,
+}
 
 
 class SiteMaker:
@@ -120,6 +127,9 @@ class SiteMaker:
         elif node.target is internal_ops.checked_index:
             _, tensors, text = node.args
             outputs = self.call(node, IndexCheck, [text], tensors)  # type: ignore[arg-type]
+        elif node.target in _PACKED_ATTENTION:
+            *tensors, is_causal, scale = node.args
+            outputs = self.call(node, _PACKED_ATTENTION[node.target], [is_causal, scale], tensors)  # type: ignore[arg-type]
         else:
             outputs = self._aten(node, autocast, any_order=any_order)
         if plain is not None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LABELS, PADDING = "labels", "padding"
 Plan = frozenset[str]
 DENSE: Plan = frozenset()
+Form = tuple[Plan, tuple[str, ...]]
 # Calls whose mean density decides.
 _WINDOW = 4
 # Shares of the dense step's work below which a plan begins, and above which it ends.
@@ -112,9 +113,10 @@ class RowPlans:
         self.seen: Needed | None = None
         self.plan = DENSE
         self._last: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
-        self._engines: dict[Plan, PackedEngine] = {}
+        # By the plan, and the kinds of masks where attention is packed.
+        self._engines: dict[Form, PackedEngine] = {}
         self._refused: set[Plan] = set()
-        self._compared: set[Plan] = set()
+        self._compared: set[Form] = set()
         self._skipped = 0
         if self.density.inspection is None:
             self._log("all rows are computed, as %s", self.density.reason)
@@ -137,7 +139,7 @@ class RowPlans:
         """Return the same plans, whose sessions are created now."""
         other = object.__new__(type(self))
         vars(other).update(vars(self))
-        other._engines = {plan: engine.with_new_sessions() for plan, engine in self._engines.items()}
+        other._engines = {form: engine.with_new_sessions() for form, engine in self._engines.items()}
         return other
 
     # --- the choice
@@ -168,16 +170,17 @@ class RowPlans:
             self.plan = plan
         if plan == DENSE or min(self._counts(plan, needed).values()) < _FEWEST:
             return dense
-        engine = self._engine(plan, needed, startup)
+        form = plan, needed.kinds() if PADDING in plan else ()
+        engine = self._engine(form, needed, startup)
         if engine is None:
             self.plan = DENSE
             return dense
         step = engine.step(needed, feeds)
         if step is None:
             return dense
-        if plan in self._compared:
+        if form in self._compared:
             return step
-        return ComparedStep(dense, step, startup, lambda difference: self._finish(plan, difference))
+        return ComparedStep(dense, step, startup, lambda difference: self._finish(form, difference))
 
     def _may_skip(self) -> bool:
         """Return True for a call whose rows are not worth counting.
@@ -217,25 +220,27 @@ class RowPlans:
 
     # --- the engines
 
-    def _engine(self, plan: Plan, needed: Needed, startup: Startup) -> PackedEngine | None:
-        """Return the engine of a plan, built on its first use; ``None`` if the program has none."""
-        if plan not in self._engines and plan not in self._refused:
+    def _engine(self, form: Form, needed: Needed, startup: Startup) -> PackedEngine | None:
+        """Return the engine of a form, built on its first use; ``None`` if the program has none."""
+        plan, _ = form
+        if form not in self._engines and plan not in self._refused:
             with startup.recording(DIFFERENTIATE), exclusive.looking(), suppress_libraries(), off():
-                if plan not in self._engines and plan not in self._refused:
+                if form not in self._engines and plan not in self._refused:
                     try:
-                        self._engines[plan] = self._build_engine(plan, needed)
+                        self._engines[form] = self._build_engine(form, needed)
                     except Exception as error:
                         # A defect of a plan must not end a training that needs no plan.
                         self._refused.add(plan)
                         self._log("no step leaves out %s: %s", self._name(plan), error)
-        return self._engines.get(plan)
+        return self._engines.get(form)
 
-    def _build_engine(self, plan: Plan, needed: Needed) -> PackedEngine:
-        """Return the engine of a plan.
+    def _build_engine(self, form: Form, needed: Needed) -> PackedEngine:
+        """Return the engine of a form.
 
         Raises:
             UnsupportedOperatorError: the program cannot be packed.
         """
+        plan, kinds = form
         counts = {"read": needed.num_read, "attended": needed.num_attended}
 
         def pack() -> TracedProgram:
@@ -244,14 +249,13 @@ class RowPlans:
 
             source = self._traced.fork().get()
             required = [isinstance(feed, str) and feed in self._requires_grad for feed in source.feeds]
-            return packed_program(source, required, plan, counts)
+            return packed_program(source, required, plan, counts, kinds)
 
         old = self._program.signature
         names = input_names(PADDING in plan, LABELS in plan)
         signature = GraphSignature((*old.inputs, *names), old.weights, old.outputs, old.mutations)
-        program = replace(
-            self._program, signature=signature, traced=Lazy(pack), onnx=None, form=", ".join(sorted(plan))
-        )
+        text = f"{', '.join(sorted(plan))}; {', '.join(kinds)}"
+        program = replace(self._program, signature=signature, traced=Lazy(pack), onnx=None, form=text)
         return PackedEngine(self._build(program), len(old.inputs), names)
 
     @staticmethod
@@ -259,9 +263,10 @@ class RowPlans:
         found = {"attended": needed.num_attended} if PADDING in plan else {}
         return {**found, "read": needed.num_read} if LABELS in plan else found
 
-    def _finish(self, plan: Plan, difference: str) -> None:
-        """Note the comparison of a plan's first step with the dense one."""
-        self._compared.add(plan)
+    def _finish(self, form: Form, difference: str) -> None:
+        """Note the comparison of a form's first step with the dense one."""
+        self._compared.add(form)
+        plan, _ = form
         if difference:
             self._refused.add(plan)
             logger.warning(

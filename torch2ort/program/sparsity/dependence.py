@@ -6,7 +6,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -103,6 +103,8 @@ class Rows:
         terminals: nodes that read some rows, and whose result has no rows.
         inspection: the computation of these rows.
         reasons: for a value that is read in all rows, the node that reads it so.
+        attention: for a node that computes attention by masks that are known alone, the position of its mask
+            among those of the inspection.
     """
 
     sizes: tuple[Any, Any]
@@ -111,7 +113,8 @@ class Rows:
     need: dict[torch.fx.Node, Need]
     terminals: dict[torch.fx.Node, torch.fx.Node]
     inspection: InspectionGraph
-    reasons: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
+    reasons: dict[torch.fx.Node, torch.fx.Node]
+    attention: dict[torch.fx.Node, int]
 
 
 def name_of(node: torch.fx.Node) -> str:
@@ -172,6 +175,7 @@ class Analysis:
         self._terminals: dict[torch.fx.Node, torch.fx.Node] = {}
         # Values whose rows are attention's keys, and those that a mask makes constant in some rows.
         self._keys: set[tuple[torch.fx.Node, torch.fx.Node]] = set()
+        self._attention_masks: dict[torch.fx.Node, int] = {}
         self._rules = _rules(self)
 
     def run(self) -> Rows | None:
@@ -197,7 +201,16 @@ class Analysis:
                 if found is not None:
                     self.values[node] = found
         need, reasons = self._needs()
-        return Rows(self._sizes, index, self.values, need, self._terminals, self.inspection, reasons)
+        return Rows(
+            self._sizes,
+            index,
+            self.values,
+            need,
+            self._terminals,
+            self.inspection,
+            reasons,
+            self._attention_masks,
+        )
 
     def _seeds(self) -> Iterator[tuple[torch.fx.Node, torch.fx.Node]]:
         """Yield the first values with rows, and for each a tensor of the sizes of its rows."""
@@ -568,10 +581,14 @@ class Analysis:
         if any(k is None or k.is_sliced or k.axes != value.axes for k in keys):
             return None
         masks: tuple[Mask, ...] = ()
+        is_known = mask is None
         if isinstance(mask, torch.fx.Node) and self.inspection.can_compute(mask):
             kind = "keep" if mask.meta["val"].dtype is torch.bool else "add"
             masks = (Mask(mask, kind, (*value.axes[:-1], KEYS)),)
-        self.inspection.attends(masks, is_causal=bool(argument(node, "is_causal")))
+            is_known = True
+        place = self.inspection.attends(masks, is_causal=bool(argument(node, "is_causal")))
+        if place is not None and is_known:
+            self._attention_masks[node] = place
         self._keys |= {(key, node), (content, node)}
         return replace(value, live=None)
 

@@ -14,6 +14,8 @@ from torch2ort._torch.dispatch import OpOverload
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
 
+# Kinds of masks: all tokens of a sequence attend to each other, or each to itself and to earlier ones.
+FULL, CAUSAL = "full", "causal"
 # Sizes of inputs for which results that depend on them alone are kept.
 _MANY_SIZES = 64
 
@@ -26,11 +28,13 @@ class Needed:
         read: True for a row that a loss or a selection reads, of shape (sequences, tokens).
         attended: True for those, and the rows that they depend on by attention.
         labels: the share of labels that losses do not ignore; ``None`` for a program without such a loss.
+        masks: the tokens that each token attends to, for each mask of the program.
     """
 
     read: torch.Tensor
     attended: torch.Tensor
     labels: float | None
+    masks: Sequence[torch.Tensor] = ()
 
     @property
     def tokens(self) -> float:
@@ -46,6 +50,16 @@ class Needed:
     def num_attended(self) -> int:
         """The number of rows that are needed."""
         return int(self.attended.sum())
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return for each mask how it restricts attention among the rows that are needed.
+
+        Returns:
+            :data:`FULL`, :data:`CAUSAL`, or an empty text for another mask.
+        """
+        needed = self.attended.view(torch.uint8)
+        pairs = needed[:, :, None] & needed[:, None, :]
+        return tuple(_kind(mask, pairs) for mask in self.masks)
 
 
 @dataclass(frozen=True)
@@ -84,7 +98,7 @@ class Inspection:
             read = reads[0] if len(reads) == 1 else torch.stack(reads).any(0)
             labels = found[sum(self.counts[:2]) :]
             density = min((float(valid.sum()) / valid.numel() for valid in labels), default=None)
-            return Needed(read, _attended(read, masks), density)
+            return Needed(read, _attended(read, masks), density, masks)
 
     def to_json(self) -> Any:
         """Return the computation in JSON.
@@ -108,6 +122,15 @@ class Inspection:
         return cls(sized, compute, tuple(data["inputs"]), (first, second, third))
 
 
+def _kind(mask: torch.Tensor, pairs: torch.Tensor) -> str:
+    """Return the kind of a mask among some pairs of tokens; see :meth:`Needed.kinds`."""
+    if not ((mask ^ 1) & pairs).any():
+        return FULL
+    tokens = pairs.shape[1]
+    causal = torch.ones(tokens, tokens, dtype=torch.uint8, device=pairs.device).tril()
+    return "" if ((mask ^ causal) & pairs).any() else CAUSAL
+
+
 def _attended(read: torch.Tensor, masks: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the rows that some rows depend on, by any number of layers."""
     needed = read.view(torch.uint8)  # kernels on bytes are faster than those on booleans
@@ -123,7 +146,7 @@ def _attended(read: torch.Tensor, masks: Sequence[torch.Tensor]) -> torch.Tensor
         needed = found
 
 
-_KINDS = ("rows", "batch", "length", "inverse")
+_KINDS = ("rows", "batch", "length", "inverse", "ends")
 
 
 def input_names(pads: bool, reads: bool) -> tuple[str, ...]:
@@ -159,6 +182,8 @@ def index_inputs(names: Sequence[str], used: Collection[str], needed: Needed) ->
             found[f"{of}_batch"] = rows // tokens
         if f"{of}_length" in wanted:
             found[f"{of}_length"] = rows % tokens
+        if f"{of}_ends" in wanted:
+            found[f"{of}_ends"] = mask.sum(1).cumsum(0)
         if f"{of}_inverse" in wanted:
             # A row outside of the set gets the position of one that is in it.
             found[f"{of}_inverse"] = flat.cumsum(0).sub_(1).clamp_(min=0).view(mask.shape)

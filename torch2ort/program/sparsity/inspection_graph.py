@@ -206,23 +206,29 @@ class InspectionGraph:
         rest = self.call(operator.sub, self.length, self.call(operator.add, size, value.start))
         return [value.start, rest]
 
-    def attends(self, masks: Sequence[Mask], *, is_causal: bool) -> None:
+    def attends(self, masks: Sequence[Mask], *, is_causal: bool) -> int | None:
         """Note the tokens that each token attends to.
+
+        Returns:
+            The position among :attr:`attended`; ``None`` if scores may depend on masks in another way, too.
 
         A token does not attend to another one that a mask drops, or whose score a mask lowers by 10000 or
         more, if another one's score is lowered by 5000 at most: exp(-5000) is 0 in all dtypes. If there is no
         such token, it attends to all, as softmax depends on differences of scores alone.
         """
         kept, near = [], []
+        is_known = True
         added: torch.fx.Node | None = None
         for mask in masks:
-            found = self._align(mask)
-            if found is None:
+            part = self._align(mask)
+            if part is None or mask.kind == "add":
+                is_known = False
+            if part is None:
                 continue
             if mask.kind == "add":
-                added = found if added is None else self.call(aten.add.Tensor, added, found)
+                added = part if added is None else self.call(aten.add.Tensor, added, part)
             else:
-                kept.append(found)
+                kept.append(part)
         if is_causal:
             ones = self.call(
                 aten.ones.default, [self.length, self.length], dtype=torch.bool, device=self._device
@@ -236,7 +242,9 @@ class InspectionGraph:
         read, high = self._all(kept), self._all(near or kept)
         some = self.call(aten.amax.default, high, [-1], True)
         none = self.call(aten.bitwise_xor.Scalar, some, 1)
-        self.attended[self.call(aten.bitwise_or.Tensor, read, none)] = None
+        found = self.call(aten.bitwise_or.Tensor, read, none)
+        self.attended[found] = None
+        return list(self.attended).index(found) if is_known else None
 
     def _all(self, masks: Sequence[torch.fx.Node]) -> torch.fx.Node:
         """Return 1 where all masks are 1. Kernels on bytes are faster than those on booleans."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.fx_insert import insert_call
-from torch2ort.program.internal_ops import fill_rows, put_rows, take_rows
+from torch2ort.program.internal_ops import fill_rows, packed_attention, put_rows, take_rows
 from torch2ort.program.sparsity.dependence import (
     Need,
     Rows,
@@ -21,10 +22,20 @@ from torch2ort.program.sparsity.dependence import (
     schema_of,
     shape_of,
 )
+from torch2ort.program.sparsity.inspection import CAUSAL, FULL
 from torch2ort.program.sparsity.inspection_graph import args_of, rank_of
-from torch2ort.program.sparsity.row_axes import BATCH, LENGTH, is_packable, num_leading, same
+from torch2ort.program.sparsity.row_axes import (
+    BATCH,
+    LENGTH,
+    ROWS,
+    Axes,
+    dims_of_rows,
+    is_packable,
+    other_dims,
+    same,
+)
 from torch2ort.program.strides import lies_in_order
-from torch2ort.sizes.symbols import has_hint
+from torch2ort.sizes.symbols import has_hint, size_hint
 
 aten = torch.ops.aten
 # Operators that keep the form of their argument: they cost little, or move elements that are packed later.
@@ -36,6 +47,9 @@ _FOLLOWING = frozenset(
     }
 )
 _PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul"})
+_ATTENTION = "scaled_dot_product_attention"
+# Products of a sequence's attention from which on a call of the kernel for each sequence takes less time.
+_FEWEST_PRODUCTS = 1 << 19
 _LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
 # Positions of arguments that are dimensions.
 _BY_ROW = frozenset(
@@ -61,7 +75,8 @@ class RowSet:
     """A set of rows in a packed program, described by inputs whose names begin with its own.
 
     Their ends are ``_rows``, the indices ``sequence * tokens + token`` in rising order, ``_batch`` and
-    ``_length``, sequence and token of each row; ``_inverse``, of shape (sequences, tokens), the position of a
+    ``_length``, sequence and token of each row; ``_ends``, for each sequence the number of rows up to its
+    end; ``_inverse``, of shape (sequences, tokens), the position of a
     row in the set, and that of any other for the rest; and ``_within``, the positions of the rows in the
     larger set.
     """
@@ -81,6 +96,7 @@ class Packing:
         sets: the set of rows that the values of each need are computed for; values of a need without a set
             are computed in all rows.
         inputs: the additional inputs of the program, by their names.
+        kinds: for each mask of attention, its kind; see :meth:`Needed.kinds`.
     """
 
     def __init__(
@@ -89,8 +105,10 @@ class Packing:
         rows: Rows,
         sets: dict[Need, RowSet],
         inputs: Mapping[str, torch.fx.Node],
+        kinds: Sequence[str],
     ) -> None:
         self._graph, self._rows, self._sets, self._inputs = graph, rows, sets, inputs
+        self._kinds = kinds
         self._packed: dict[torch.fx.Node, tuple[Any, RowSet]] = {}
         self._made: dict[Any, torch.fx.Node] = {}
         self._place: torch.fx.Node = graph.output_node()
@@ -102,7 +120,7 @@ class Packing:
         if value is None or need not in self._sets or node.op == "placeholder":
             return False
         is_masked_loss = name_of(node) in _LOSSES
-        if not is_packable(value.axes) or any(label for label in value.axes[num_leading(value.axes) :]):
+        if not is_packable(value.axes):
             return False
         if node.target is operator.getitem:
             return args_of(node)[0] in self._packed
@@ -112,6 +130,8 @@ class Packing:
             return all(n in self._packed for n in with_rows)
         if not all(self._can_pack(n) for n in with_rows):
             return False
+        if name == _ATTENTION:
+            return self._packs_attention(node)
         if name == "dropout" and not lies_in_order(args_of(node)[0].meta["val"]):
             return False
         if value.is_sliced and not all(n in self._packed for n in with_rows):
@@ -119,8 +139,21 @@ class Packing:
         return is_masked_loss or name in _PRODUCTS | _BY_ROW or is_pointwise(node)
 
     def _can_pack(self, node: torch.fx.Node) -> bool:
-        value = self._rows.values[node]
-        return is_packable(value.axes) and not any(value.axes[num_leading(value.axes) :])
+        return is_packable(self._rows.values[node].axes)
+
+    def _packs_attention(self, node: torch.fx.Node) -> bool:
+        """Return True for attention that a kernel computes for each sequence alone, as fast."""
+        kind = self._kinds[self._rows.attention[node]] if node in self._rows.attention else ""
+        query, key, value = args_of(node)[:3]
+        if not kind or argument(node, "dropout_p") or key not in self._rows.values:
+            return False
+        if query.meta["val"].device.type != "cpu" or Need.ATTENDED not in self._sets:
+            return False
+        _, heads, length, size = shape_of(query)
+        is_square = all(same(shape_of(t)[1], heads) and same(shape_of(t)[3], size) for t in (key, value))
+        if not is_square or math.prod(map(size_hint, (heads, length, length, size))) < _FEWEST_PRODUCTS:
+            return False
+        return kind == FULL or self._sets[self._rows.need[node]] == self._sets[Need.ATTENDED]
 
     # --- the rewriting
 
@@ -177,18 +210,16 @@ class Packing:
             return batch * length
         return self._call(operator.mul, batch, length)
 
-    def _trailing(self, node: torch.fx.Node, leading: int, given: Sequence[Any] = ()) -> list[Any]:
-        """Return the sizes of a tensor after its dimensions of rows, as arguments of a node."""
+    def _other_sizes(self, node: torch.fx.Node, axes: Axes, given: Sequence[Any] = ()) -> list[Any]:
+        """Return the sizes of the dimensions that are no rows, as arguments of a node."""
         found: list[Any] = []
-        for i, size in enumerate(shape_of(node)):
-            if i < leading:
-                continue
-            if isinstance(size, int):
-                found.append(size)
-            elif i < len(given) and isinstance(given[i], torch.fx.Node):
-                found.append(given[i])
-            else:
-                raise UnsupportedOperatorError(f"{node} has a varying size besides those of its rows")
+        for i in other_dims(axes):
+            size = shape_of(node)[i]
+            if not isinstance(size, int):
+                size = given[i] if i < len(given) else None
+                if not isinstance(size, torch.fx.Node):
+                    raise UnsupportedOperatorError(f"{node} has a varying size besides those of its rows")
+            found.append(size)
         return found
 
     # --- between packed and other tensors
@@ -201,56 +232,65 @@ class Packing:
                 return cast(torch.fx.Node, packed)
             within = self._input(rows, "within")
             return self._once((node, rows), lambda: self._call(take_rows, packed, within))
-        return self._once(
-            (node, rows), lambda: self._take_dense(node, num_leading(self._rows.values[node].axes), rows)
-        )
+        axes = self._rows.values[node].axes
+        return self._once((node, rows), lambda: self._take_dense(node, axes, rows))
 
-    def _take_dense(self, node: torch.fx.Node, leading: int, rows: RowSet) -> torch.fx.Node:
-        flat = node if leading == 1 else self._call(aten.flatten.using_ints, node, 0, 1)
-        return self._call(take_rows, flat, self._input(rows, "rows"))
+    def _take_dense(self, node: torch.fx.Node, axes: Axes, rows: RowSet) -> torch.fx.Node:
+        """Return a tensor with all rows, packed."""
+        order = [*dims_of_rows(axes), *other_dims(axes)]
+        if order != sorted(order):
+            node = self._call(aten.permute.default, node, order)
+        if len(dims_of_rows(axes)) == 2:
+            node = self._call(aten.flatten.using_ints, node, 0, 1)
+        return self._call(take_rows, node, self._input(rows, "rows"))
 
     def _operand(self, operand: torch.fx.Node, node: torch.fx.Node, rows: RowSet) -> torch.fx.Node:
         """Return an operand of an operator on each element, for the rows of a set."""
         if operand in self._rows.values:
-            leading = num_leading(self._rows.values[node].axes)
-            return self._with_rank(self._take(operand, rows), operand, node, leading)
+            if rank_of(operand) != rank_of(node):
+                raise UnsupportedOperatorError(f"{node} broadcasts rows")
+            return self._take(operand, rows)
         if not isinstance(operand.meta.get("val"), torch.Tensor):
             return operand
         axes = self._rows.values[node].axes
-        more = rank_of(node) - rank_of(operand)
-        sizes = [shape_of(operand)[i - more] if i >= more else 1 for i in range(num_leading(axes))]
-        has = [not same(size, 1) for size in sizes]
-        given = num_leading(axes) - more
-        if axes[0] != BATCH:
-            return (
-                self._once((operand, rows), lambda: self._take_dense(operand, 1, rows)) if has[0] else operand
-            )
-        if all(has):
-            return self._once((operand, rows), lambda: self._take_dense(operand, 2, rows))
-        if not any(has):
-            return self._call(aten.flatten.using_ints, operand, 0, 1) if given == 2 else operand
-        # The rows of one sequence, or one row of each.
-        kind = "length" if has[1] else "batch"
+        aligned = axes[rank_of(node) - rank_of(operand) :]
+        sizes = shape_of(operand)
+        kept = tuple(
+            None if label and same(size, 1) else label for label, size in zip(aligned, sizes, strict=True)
+        )
+        dropped = [i for i, label in enumerate(aligned) if label and not kept[i]]
+        has = [label for label in kept if label]
+        if not has and not dropped:
+            return operand
+        missing = len(other_dims(axes)) - len(other_dims(aligned)) if has else 0
 
         def make() -> torch.fx.Node:
-            table = operand
-            if given == 2:
-                table = self._call(aten.squeeze.dim, operand, 0 if has[1] else 1)
-            index = self._input(rows, kind)
-            value = table.meta["val"]
-            if value.dim() == 2 and value.dtype.is_floating_point:
-                return self._call(aten.embedding.default, table, index)
-            return self._call(aten.index_select.default, table, 0, index)
+            found, labels = operand, list(kept)
+            for i in reversed(dropped):
+                found = self._call(aten.squeeze.dim, found, i)
+                del labels[i]
+            if has:
+                found = self._rows_of(found, tuple(labels), rows)
+            for _ in range(missing):
+                found = self._call(aten.unsqueeze.default, found, 1)
+            return found
 
-        return self._once((operand, rows, kind), make)
+        return self._once((operand, rows, axes, rank_of(node)), make)
 
-    def _with_rank(
-        self, packed: torch.fx.Node, operand: torch.fx.Node, node: torch.fx.Node, leading: int
-    ) -> torch.fx.Node:
-        """Return a packed operand with the dimensions that broadcasting to the result's rank adds."""
-        if rank_of(operand) != rank_of(node):
-            raise UnsupportedOperatorError(f"{node} broadcasts rows")
-        return packed
+    def _rows_of(self, operand: torch.fx.Node, axes: Axes, rows: RowSet) -> torch.fx.Node:
+        """Return an operand with some dimensions of rows, for the rows of a set."""
+        if is_packable(axes):
+            return self._take_dense(operand, axes, rows)
+        # The rows of one sequence, or one row of each.
+        (place,) = dims_of_rows(axes)
+        index = self._input(rows, "length" if axes[place] == LENGTH else "batch")
+        order = [place, *other_dims(axes)]
+        if order != sorted(order):
+            operand = self._call(aten.permute.default, operand, order)
+        value = operand.meta["val"]
+        if value.dim() == 2 and value.dtype.is_floating_point:
+            return self._call(aten.embedding.default, operand, index)
+        return self._call(aten.index_select.default, operand, 0, index)
 
     def _unpack(self, node: torch.fx.Node) -> torch.fx.Node:
         """Return a packed tensor with all rows, those that are not needed with any content."""
@@ -266,10 +306,14 @@ class Packing:
             else:
                 flat = self._once(("flat", rows), lambda: self._flat_inverse(inverse))
                 full = self._call(fill_rows, packed, flat, given)
-            if value.axes[0] != BATCH:
-                return full
-            sizes = [self._size(rows, 0), self._size(rows, 1), *self._trailing_of(packed)]
-            return self._call(aten.view.default, full, sizes)
+            others = other_dims(value.axes)
+            if BATCH in value.axes:
+                sizes = [self._size(rows, 0), self._size(rows, 1), *self._other_sizes(node, value.axes)]
+                full = self._call(aten.view.default, full, sizes)
+            order = [*dims_of_rows(value.axes), *others]
+            if order != sorted(order):
+                full = self._call(aten.permute.default, full, [order.index(i) for i in range(len(order))])
+            return full
 
         if value.is_sliced:
             raise UnsupportedOperatorError(f"{node} is a part of packed sequences")
@@ -283,9 +327,6 @@ class Packing:
             return self._call(aten.view.default, inverse, [-1])
         finally:
             self._place = saved
-
-    def _trailing_of(self, packed: torch.fx.Node) -> list[Any]:
-        return self._trailing(packed, 1)
 
     def _unpack_arguments(self, node: torch.fx.Node) -> None:
         """Make an operator that is not packed read tensors with all rows."""
@@ -309,66 +350,93 @@ class Packing:
     # --- operators
 
     def _pack(self, node: torch.fx.Node, rows: RowSet) -> Any:
-        name = name_of(node)
-        leading = num_leading(self._rows.values[node].axes)
+        name, axes = name_of(node), self._rows.values[node].axes
+        source: Any = args_of(node)[0]
         if node.target is operator.getitem:
-            packed, _ = self._packed[args_of(node)[0]]
+            packed, _ = self._packed[source]
             return self._call(operator.getitem, packed, args_of(node)[1])
         if name == "embedding":
             weight, index, *others = args_of(node)
-            taken = self._once((index, rows), lambda: self._take_dense(index, rank_of(index), rows))
+            taken = self._once((index, rows), lambda: self._take_dense(index, axes[:-1], rows))
             return self._call(node.target, weight, taken, *others, **node.kwargs)
         if name in _LOSSES:
             return self._loss(node, rows)
         if self._rows.values[node].is_sliced and name == "slice":
             # The loss ignores the labels of the other rows.
-            return self._take(args_of(node)[0], rows)
+            return self._take(source, rows)
         if name in ("view", "reshape", "_unsafe_view", "flatten", "unflatten"):
-            source = self._take(args_of(node)[0], rows)
             given = args_of(node)[1] if name in ("view", "reshape", "_unsafe_view") else ()
-            return self._call(aten.reshape.default, source, [-1, *self._trailing(node, leading, given)])
+            sizes = [-1, *self._other_sizes(node, axes, given)]
+            return self._call(aten.reshape.default, self._take(source, rows), sizes)
+        if name == "cat" and len(node.all_input_nodes) > 1:
+            parts = [n for n in node.all_input_nodes if n in self._rows.values]
+            if len(parts) == 1:
+                return self._take(parts[0], rows)  # the others have no elements
+        if name in ("transpose", "permute"):
+            return self._permute(node, rows)
         if name == "dropout":
             return self._dropout(node, rows)
-        if is_pointwise(node) or name in ("type_as",):
-            mapped = {n: self._operand(n, node, rows) for n in node.all_input_nodes}
-            return self._call_same(node, mapped)
-        mapped = {n: self._take(n, rows) for n in node.all_input_nodes if n in self._rows.values}
+        if name == _ATTENTION:
+            return self._attention(node, rows)
+        if is_pointwise(node) or name == "type_as":
+            return self._call_same(node, {n: self._operand(n, node, rows) for n in node.all_input_nodes})
+        packed_inputs = {n: self._take(n, rows) for n in node.all_input_nodes if n in self._rows.values}
         if name == "gather":
-            mapped[args_of(node)[2]] = self._take_dense(args_of(node)[2], leading, rows)
-        return self._call_same(node, mapped, fewer=leading - 1)
+            index = args_of(node)[2]
+            packed_inputs[index] = self._take_dense(index, axes, rows)
+        by = axes if name in ("unsqueeze", "stack") else self._rows.values[next(iter(packed_inputs))].axes
+        return self._call_same(node, packed_inputs, by)
+
+    def _attention(self, node: torch.fx.Node, rows: RowSet) -> torch.fx.Node:
+        """Return attention of packed sequences."""
+        query, *others = args_of(node)[:3]
+        keys = self._sets[Need.ATTENDED]
+        found = self._call(
+            packed_attention,
+            self._take(query, rows),
+            *(self._take(other, keys) for other in others),
+            *(self._input(of, "ends") for of in (rows, keys)),
+            self._kinds[self._rows.attention[node]] == CAUSAL,
+            argument(node, "scale"),
+        )
+        return self._call(operator.getitem, found, 0)
+
+    def _permute(self, node: torch.fx.Node, rows: RowSet) -> torch.fx.Node:
+        """Return a tensor with other dimensions in another order; a packed tensor's rows stay the first."""
+        source, *dims = args_of(node)
+        before = self._rows.values[source].axes
+        order = list(range(len(before)))
+        if name_of(node) == "permute":
+            order = [d % len(before) for d in dims[0]]
+        else:
+            one, other = (d % len(before) for d in dims)
+            order[one], order[other] = order[other], order[one]
+        others = other_dims(before)
+        packed = [0, *(1 + others.index(d) for d in order if d in others)]
+        taken = self._take(source, rows)
+        return taken if packed == sorted(packed) else self._call(aten.permute.default, taken, packed)
 
     def _call_same(
-        self, node: torch.fx.Node, mapped: dict[torch.fx.Node, torch.fx.Node], fewer: int = 0
+        self, node: torch.fx.Node, packed: Mapping[torch.fx.Node, torch.fx.Node], axes: Axes | None = None
     ) -> Any:
-        """Return a call of the same operator on packed tensors, which have fewer dimensions."""
-        args, kwargs = cast(Any, torch.fx.map_arg((node.args, node.kwargs), lambda n: mapped.get(n, n)))
-        if fewer:
-            args, kwargs = self._shift(node, list(args), dict(kwargs), fewer)
+        """Return a call of the same operator on packed tensors.
+
+        Args:
+            node: the operator.
+            packed: its arguments with rows -> packed ones.
+            axes: the dimensions that its arguments count; ``None`` if it has no such argument.
+        """
+        args, kwargs = cast(Any, torch.fx.map_arg((node.args, node.kwargs), lambda n: packed.get(n, n)))
+        if axes is not None:
+            args, kwargs = list(args), dict(kwargs)
+            for i, parameter in enumerate(schema_of(node).arguments):
+                where: Any = args if i < len(args) else kwargs
+                key: Any = i if i < len(args) else parameter.name
+                if parameter.name in ("dim", "dims") and (i < len(args) or key in kwargs):
+                    where[key] = _moved(where[key], axes)
+                elif parameter.name == "size" and name_of(node) == "expand":
+                    where[key] = [-1, *(where[key][d] for d in other_dims(self._rows.values[node].axes))]
         return self._call(node.target, *args, **kwargs)
-
-    def _shift(
-        self, node: torch.fx.Node, args: list[Any], kwargs: dict[str, Any], fewer: int
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """Subtract from dimensions the number of those that packed tensors lack."""
-        parameters = schema_of(node).arguments
-        counted = rank_of(node) if name_of(node) in ("unsqueeze", "stack") else _rank_of_first(node)
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                return [moved(item) for item in value]
-            return value if value is None or value < 0 else value - fewer
-
-        for i, parameter in enumerate(parameters):
-            if parameter.name in ("dim", "dims", "dim0", "dim1"):
-                if i < len(args):
-                    args[i] = moved(_positive(args[i], counted))
-                elif parameter.name in kwargs:
-                    kwargs[parameter.name] = moved(_positive(kwargs[parameter.name], counted))
-            elif parameter.name == "size" and name_of(node) == "expand":
-                args[i] = [-1, *args[i][fewer + 1 :]]
-        if name_of(node) == "permute":
-            args[1] = [0, *(d for d in args[1] if d > 0)]
-        return args, kwargs
 
     def _dropout(self, node: torch.fx.Node, rows: RowSet) -> Any:
         """Return dropout with the random numbers that all rows draw, of which some are used."""
@@ -377,12 +445,20 @@ class Packing:
         if not trained or p == 0:
             return packed
         value = source.meta["val"]
-        leading = num_leading(self._rows.values[node].axes)
-        first = [self._num_rows(rows)] if leading == 1 else [self._size(rows, 0), self._size(rows, 1)]
-        sizes = [*first, *self._trailing(source, leading)]
+        axes = self._rows.values[node].axes
+        others = iter(self._other_sizes(source, axes))
+        of_rows = {BATCH: 0, LENGTH: 1}
+        sizes = [
+            next(others)
+            if not label
+            else self._num_rows(rows)
+            if label == ROWS
+            else self._size(rows, of_rows[label])
+            for label in axes
+        ]
         ones = self._call(aten.ones.default, sizes, dtype=value.dtype, device=value.device)
         noise = self._call(aten.dropout.default, ones, p, True)
-        return self._call(aten.mul.Tensor, packed, self._take_dense(noise, leading, rows))
+        return self._call(aten.mul.Tensor, packed, self._take_dense(noise, axes, rows))
 
     def _loss(self, node: torch.fx.Node, rows: RowSet) -> Any:
         """Return a loss of packed logits and the labels of their rows."""
@@ -433,14 +509,8 @@ class Packing:
         return logits in self._packed or not value.is_sliced
 
 
-def _positive(dim: Any, rank: int) -> Any:
+def _moved(dim: Any, axes: Axes) -> Any:
+    """Return dimensions of a tensor as those of the packed one."""
     if isinstance(dim, (list, tuple)):
-        return [_positive(d, rank) for d in dim]
-    return dim if dim is None else dim % rank
-
-
-def _rank_of_first(node: torch.fx.Node) -> int:
-    first = args_of(node)[0]
-    if isinstance(first, (list, tuple)):
-        first = next(n for n in first if rank_of(n) > 1 or len(first) == 1)
-    return rank_of(first)
+        return [_moved(d, axes) for d in dim]
+    return dim if dim is None else 1 + other_dims(axes).index(dim % len(axes))

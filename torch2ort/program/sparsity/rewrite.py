@@ -121,7 +121,11 @@ def _work(node: torch.fx.Node) -> float:
 
 
 def packed_program(
-    source: TracedProgram, required: Sequence[bool], plan: frozenset[str], counts: Mapping[str, int]
+    source: TracedProgram,
+    required: Sequence[bool],
+    plan: frozenset[str],
+    counts: Mapping[str, int],
+    kinds: Sequence[str],
 ) -> TracedProgram:
     """Return a program that computes the rows alone that are needed; its additional inputs are the last ones.
 
@@ -130,6 +134,7 @@ def packed_program(
         required: for each of its inputs, whether a gradient is wanted.
         plan: ``"labels"``, ``"padding"``, or both.
         counts: the numbers of rows in the sample, by the names of the sets.
+        kinds: for each mask of attention, its kind; see :meth:`Needed.kinds`.
 
     Raises:
         UnsupportedOperatorError: the program cannot be packed.
@@ -147,7 +152,7 @@ def packed_program(
         sets[Need.READ] = READ
     names = input_names("padding" in plan, "labels" in plan)
     inputs = _add_inputs(program.graph, rows, names, counts)
-    if not Packing(program.graph, rows, sets, inputs).run():
+    if not Packing(program.graph, rows, sets, inputs, kinds).run():
         raise UnsupportedOperatorError("no operator computes fewer rows")
     program.graph.eliminate_dead_code(_has_effect)
     program.recompile()
@@ -176,7 +181,7 @@ def _add_inputs(
     last = graph.find_nodes(op="placeholder")[-1]
     for name in names:
         of, _, kind = name.partition("_")
-        shape = rows.sizes if kind == "inverse" else (sizes[of],)
+        shape = {"inverse": rows.sizes, "ends": rows.sizes[:1]}.get(kind, (sizes[of],))
         with graph.inserting_after(last):
             last = found[name] = graph.placeholder(name)
         with index.fake_mode:

@@ -30,13 +30,18 @@ def same(one: Any, other: Any) -> bool:
 
 
 def is_packable(axes: Axes) -> bool:
-    """Return True if the rows are the first dimensions, so the rest of each row is contiguous."""
-    return axes[:2] == (BATCH, LENGTH) or axes[:1] == (ROWS,)
+    """Return True if a tensor has rows that a packed tensor can have as its first dimension."""
+    return [label for label in axes if label] in ([BATCH, LENGTH], [ROWS])
 
 
-def num_leading(axes: Axes) -> int:
-    """Return the number of dimensions that the rows of a packable tensor have."""
-    return 2 if axes[0] == BATCH else 1
+def dims_of_rows(axes: Axes) -> list[int]:
+    """Return the dimensions that are rows."""
+    return [i for i, label in enumerate(axes) if label]
+
+
+def other_dims(axes: Axes) -> list[int]:
+    """Return the other dimensions, which a packed tensor has after the first, in the same order."""
+    return [i for i, label in enumerate(axes) if not label]
 
 
 def viewed(axes: Axes, before: Sizes, after: Sizes, rows: Sizes) -> Axes | None:
