@@ -9,11 +9,13 @@ from torch2ort.errors import OptionError, RuntimeNotFoundError
 from torch2ort.options import Options
 from torch2ort.program.program import Program
 from torch2ort.program.target import GradientRules, GradientSource, Target
+from torch2ort.program.traced_program import TracedProgram
 from torch2ort.providers import CPU, name_of
 from torch2ort.runtime import InferenceEngine, onnxruntime, version
 from torch2ort.runtime.cuda.gpu_inference import DeviceInference
 from torch2ort.runtime.cuda.sessions import device_of
 from torch2ort.runtime.kernel_support import can_run, checked_opset
+from torch2ort.support.lazy import Lazy
 from torch2ort.training.cuda_engine import DeviceEngine
 from torch2ort.training.engine import Engine
 from torch2ort.training.row_plans import RowPlans
@@ -129,17 +131,29 @@ def engine_of(program: Program, requires_grad: frozenset[str], options: Options)
     return engine(program, requires_grad, options, target)
 
 
-def row_plans_of(name: str, program: Program, requires_grad: frozenset[str], options: Options) -> RowPlans:
+def row_plans_of(
+    name: str,
+    program: Program,
+    traced: Lazy[TracedProgram],
+    requires_grad: frozenset[str],
+    options: Options,
+) -> RowPlans:
     """Return the choice of the rows that a step computes.
 
     Args:
         name: name of the model's class.
         program: the program.
+        traced: its operators.
         requires_grad: the graph inputs that require gradients.
         options: the choice, and the settings of the engines.
     """
     return RowPlans(
-        name, program, requires_grad, options, lambda packed: engine_of(packed, requires_grad, options)
+        name,
+        program,
+        traced,
+        requires_grad,
+        options,
+        lambda packed: engine_of(packed, requires_grad, options),
     )
 
 

@@ -81,12 +81,19 @@ class Density:
         return found
 
 
+def may_have_rows(inputs: Sequence[torch.Tensor]) -> bool:
+    """Return True if a model's inputs may be a batch of sequences with a mask, labels or indices."""
+    of_indices = any(not t.is_floating_point() and t.dim() > 1 for t in inputs)
+    return of_indices or (any(t.dim() > 2 for t in inputs) and any(t.dim() == 2 for t in inputs))
+
+
 class RowPlans:
     """The steps of one graph and one set of tensors that require gradients.
 
     Args:
         name: name of the model's class.
         program: the program.
+        traced: its operators.
         requires_grad: the graph inputs that require gradients.
         options: the module's options.
         build: builds the engine of a program.
@@ -101,14 +108,14 @@ class RowPlans:
         self,
         name: str,
         program: Program,
+        traced: Lazy[TracedProgram],
         requires_grad: frozenset[str],
         options: Options,
         build: Callable[[Program], Engine],
     ) -> None:
         self._model, self._program, self._requires_grad = name, program, requires_grad
         self._options, self._build = options, build
-        assert program.traced is not None
-        self._traced = program.traced.fork()
+        self._traced = traced
         self.density = self._obtain()
         self.seen: Needed | None = None
         self.plan = DENSE

@@ -15,14 +15,16 @@ from torch2ort.graph.graph import with_outputs
 from torch2ort.log import suppress_libraries
 from torch2ort.options import Options
 from torch2ort.program.program import Program
+from torch2ort.program.traced_program import TracedProgram
 from torch2ort.pythonop.autocast import off
 from torch2ort.runtime import InferenceEngine
 from torch2ort.runtime.memory_overlap import WrittenMemory
+from torch2ort.support.lazy import Lazy
 from torch2ort.support.startup_timing import DIFFERENTIATE, Startup, phase
 from torch2ort.training.engine import Engine
 from torch2ort.training.ort_targets import engine_of, inference_engine_of, row_plans_of
 from torch2ort.training.packed_engine import ComparedStep, PackedStep
-from torch2ort.training.row_plans import RowPlans
+from torch2ort.training.row_plans import RowPlans, may_have_rows
 
 Shapes = tuple[torch.Size, ...]
 DimSpecs = tuple[DimSpec, ...]
@@ -53,6 +55,8 @@ class Variant:
     name: str = ""
     rows: RowPlans | None = None
     _training: Engine | None = None
+    # The operators, until the first step shows if they have rows.
+    _traced: Lazy[TracedProgram] | None = None
     _inference: InferenceEngine | None = None
     _picked: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
@@ -133,8 +137,9 @@ class Variant:
             with exclusive.looking(), phase(DIFFERENTIATE), suppress_libraries(), off():
                 # Another thread may have built it while this one waited.
                 if self._training is None:
-                    if self.options.sparsity != "off":
-                        self.rows = row_plans_of(self.name, self.program, self.requires_grad, self.options)
+                    traced = self.program.traced
+                    if self.options.sparsity != "off" and traced is not None:
+                        self._traced = traced.fork()
                     self._training = engine_of(self.program, self.requires_grad, self.options)
         return self._training
 
@@ -150,6 +155,13 @@ class Variant:
                 exchange of weights, which is tested for dense steps alone.
         """
         engine = self.training_engine()
+        if self._traced is not None:
+            traced, self._traced = self._traced, None
+            if may_have_rows(feeds[: len(self.program.signature.inputs)]):
+                with startup.recording(DIFFERENTIATE), exclusive.looking():
+                    self.rows = row_plans_of(
+                        self.name, self.program, traced, self.requires_grad, self.options
+                    )
         if self.rows is None or not engine.differentiable:
             return engine
         if is_sharded and self.options.sparsity == "auto":
