@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from torch2ort.program.traced_program import TracedProgram
 
 LABELS, PADDING = "labels", "padding"
-Plan = frozenset[str]
-DENSE: Plan = frozenset()
-Form = tuple[Plan, tuple[str, ...]]
+RowPlan = frozenset[str]
+DENSE: RowPlan = frozenset()
+Form = tuple[RowPlan, tuple[str, ...]]
 # Calls whose mean density decides.
 _WINDOW = 4
 # Shares of the dense step's work below which a plan begins, and above which it ends.
@@ -58,7 +58,7 @@ class Density:
     work: tuple[float, float, float]
     reason: str
 
-    def share(self, plan: Plan, read: float, attended: float) -> float:
+    def share(self, plan: RowPlan, read: float, attended: float) -> float:
         """Return the work of a plan as a share of the whole program's.
 
         Args:
@@ -71,7 +71,7 @@ class Density:
         found = rest + of_attended * kept + of_read * (read if LABELS in plan else kept)
         return found / sum(self.work)
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[RowPlan]:
         """Return the plans that change the program, without :data:`DENSE`."""
         of_read, of_attended, _ = self.work
         found = [frozenset({LABELS})] if of_read else []
@@ -99,7 +99,6 @@ class RowPlans:
         build: builds the engine of a program.
 
     Attributes:
-        seen: the rows that the last inspected call needs; ``None`` before the first.
         plan: the plan of the last call.
         density: the work that depends on rows.
     """
@@ -117,12 +116,13 @@ class RowPlans:
         self._options, self._build = options, build
         self._traced = traced
         self.density = self._obtain()
-        self.seen: Needed | None = None
+        # The shares of labels and of tokens in the last call that was counted.
+        self._seen: tuple[float | None, float | None] = (None, None)
         self.plan = DENSE
         self._last: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
         # By the plan, and the kinds of masks where attention is packed.
         self._engines: dict[Form, PackedEngine] = {}
-        self._refused: set[Plan] = set()
+        self._refused: set[RowPlan] = set()
         self._compared: set[Form] = set()
         self._skipped = 0
         if self.density.inspection is None:
@@ -135,12 +135,8 @@ class RowPlans:
 
     def report(self) -> dict[str, Any]:
         """Return what was seen, and the plan; see :meth:`torch2ort.ORTModule.density`."""
-        seen = self.seen
-        return {
-            "labels": None if seen is None else seen.labels,
-            "tokens": None if seen is None else seen.tokens,
-            "plan": self._name(self.plan),
-        }
+        labels, tokens = self._seen
+        return {"labels": labels, "tokens": tokens, "plan": self._name(self.plan)}
 
     def with_new_sessions(self) -> RowPlans:
         """Return the same plans, whose sessions are created now."""
@@ -170,7 +166,7 @@ class RowPlans:
             # The step itself raises the error that PyTorch has for these inputs.
             self._log("the rows of a call are unknown (%s)", error)
             return dense
-        self.seen = needed
+        self._seen = needed.labels, needed.tokens
         plan = self._choose(needed)
         if plan != self.plan:
             self._log_change(plan, needed)
@@ -205,7 +201,7 @@ class RowPlans:
         self._skipped = (self._skipped + 1) % _WINDOW
         return self._skipped != 0
 
-    def _choose(self, needed: Needed) -> Plan:
+    def _choose(self, needed: Needed) -> RowPlan:
         """Return the plan for the densities of the last calls."""
         total = needed.read.numel()
         self._last.append((needed.num_read / total, needed.num_attended / total))
@@ -266,7 +262,7 @@ class RowPlans:
         return PackedEngine(self._build(program), len(old.inputs), names)
 
     @staticmethod
-    def _counts(plan: Plan, needed: Needed) -> Mapping[str, int]:
+    def _counts(plan: RowPlan, needed: Needed) -> Mapping[str, int]:
         found = {"attended": needed.num_attended} if PADDING in plan else {}
         return {**found, "read": needed.num_read} if LABELS in plan else found
 
@@ -321,7 +317,7 @@ class RowPlans:
         inspection = None if text is None else Inspection.from_json(text)
         return Density(inspection, tuple(found.data["work"]), found.data["reason"])
 
-    def _name(self, plan: Plan) -> str:
+    def _name(self, plan: RowPlan) -> str:
         """Return a plan as a text."""
         parts = ["padding"] if PADDING in plan else []
         if LABELS in plan:
@@ -332,7 +328,7 @@ class RowPlans:
     def _log(self, text: str, *values: Any) -> None:
         logger.info(f"%s: {text}", self._model, *values)
 
-    def _log_change(self, plan: Plan, needed: Needed) -> None:
+    def _log_change(self, plan: RowPlan, needed: Needed) -> None:
         total = needed.read.numel()
         lines = [f"  {'rows':<22} {'number':>9} {'share':>7}"]
         counts = {"all": total, "needed": needed.num_attended, "read by the outputs": needed.num_read}

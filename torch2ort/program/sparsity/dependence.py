@@ -334,8 +334,18 @@ class Analysis:
         if name == "where" and args_of(node)[2] is scores:
             return self._mask_of(args_of(node)[0], "drop", axes, args_of(node)[1])
         if name == "add" and "alpha" not in node.kwargs:
-            return self._mask_of(next((n for n in args_of(node)[:2] if n is not scores), None), "add", axes)
+            operand = next((n for n in args_of(node)[:2] if n is not scores), None)
+            return self._mask_of(self._without_bias(operand), "add", axes)
         return None
+
+    def _without_bias(self, operand: Any) -> Any:
+        """Return the mask of a sum of a mask and a bias, as T5 adds them; other operands as they are."""
+        if not isinstance(operand, torch.fx.Node) or name_of(operand) != "add" or "alpha" in operand.kwargs:
+            return operand
+        parts = [n for n in args_of(operand)[:2] if isinstance(n, torch.fx.Node)]
+        known = [n for n in parts if n not in self.values and self.inspection.can_compute(n)]
+        is_whole = len(known) == 1 and rank_of(known[0]) == rank_of(operand)
+        return known[0] if is_whole and len(parts) == 2 else operand
 
     def _mask_of(self, operand: Any, kind: str, axes: Axes, fill: Any = -math.inf) -> Mask | None:
         """Return a mask whose values the inspection computes, and whose scores are low."""
@@ -582,6 +592,7 @@ class Analysis:
             return None
         masks: tuple[Mask, ...] = ()
         is_known = mask is None
+        mask = self._without_bias(mask)
         if isinstance(mask, torch.fx.Node) and self.inspection.can_compute(mask):
             kind = "keep" if mask.meta["val"].dtype is torch.bool else "add"
             masks = (Mask(mask, kind, (*value.axes[:-1], KEYS)),)

@@ -378,7 +378,9 @@ class Packing:
             return self._dropout(node, rows)
         if name == _ATTENTION:
             return self._attention(node, rows)
-        if is_pointwise(node) or name == "type_as":
+        if name == "type_as":
+            return self._call(aten.to.dtype, self._take(source, rows), node.meta["val"].dtype)
+        if is_pointwise(node):
             return self._call_same(node, {n: self._operand(n, node, rows) for n in node.all_input_nodes})
         packed_inputs = {n: self._take(n, rows) for n in node.all_input_nodes if n in self._rows.values}
         if name == "gather":
