@@ -132,7 +132,8 @@ def _arguments(node: torch.fx.Node, of_tensor: Any) -> list[Any]:
 
 def _sizes(node: torch.fx.Node) -> list[Any]:
     value = node.meta["val"]
-    return [str(value.dtype), *value.shape]
+    # A size that varies is that of no measured operator.
+    return [str(value.dtype), *(size if type(size) is int else str(size) for size in value.shape)]
 
 
 def _layout(node: torch.fx.Node) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,19 +39,19 @@ class PackedAttention(Function):
             query_ends: for each sequence, the number of queries up to its end.
             key_ends: for each sequence, the number of keys up to its end.
         """
-        result = torch.empty_like(query, memory_format=torch.contiguous_format)
-        sums = query.new_empty(query.shape[:2], dtype=sum_dtype(query.dtype))
-        for queries, keys in _sequences(query_ends, key_ends):
-            found, logarithms, *_ = _FORWARD(
-                *(_heads_first(t[s]) for t, s in ((query, queries), (key, keys), (value, keys))),
-                0.0,
-                is_causal,
-                scale=scale,
-            )
-            result[queries] = found[0].transpose(0, 1)
-            sums[queries] = logarithms[0].transpose(0, 1)
-        ctx.mark_non_differentiable(result, sums)
-        return result, sums
+        lengths = _lengths(query_ends), _lengths(key_ends)
+        results, sums = [], []
+        for heads in zip(*_split((query,), lengths[0]), *_split((key, value), lengths[1]), strict=True):
+            if heads[0].shape[2]:
+                found, logarithms, *_ = _FORWARD(*heads, 0.0, is_causal, scale=scale)
+                results.append(found[0].transpose(0, 1))
+                sums.append(logarithms[0].transpose(0, 1))
+        if not results:  # while a graph is made, tensors are of a class without data
+            empty = query.new_empty(query.shape[:2], dtype=sum_dtype(query.dtype))
+            return torch.empty_like(query, memory_format=torch.contiguous_format), empty
+        result, logarithm = torch.cat(results), torch.cat(sums)
+        ctx.mark_non_differentiable(result, logarithm)
+        return result, logarithm
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
@@ -75,22 +75,26 @@ class PackedAttentionGrad(Function):
             tensors: the result's gradient, then query, key, value, the results and the ends of forward.
         """
         grad, query, key, value, result, sums, query_ends, key_ends = tensors
-        # A key without a query has no gradient.
-        found = tuple(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
-        for queries, keys in _sequences(query_ends, key_ends):
-            places = (queries, keys, keys)
-            given = zip((grad, query, key, value, result), (queries, *places, queries), strict=True)
-            parts = _BACKWARD(
-                *(_heads_first(t[s]) for t, s in given),
-                sums[queries].transpose(0, 1).unsqueeze(0).contiguous(),
-                0.0,
-                is_causal,
-                scale=scale,
-            )
-            for whole, place, part in zip(found, places, parts, strict=True):
-                whole[place] = part[0].transpose(0, 1)
-        ctx.mark_non_differentiable(*found)
-        return found  # type: ignore[return-value]
+        lengths = _lengths(query_ends), _lengths(key_ends)
+        found: list[tuple[torch.Tensor, ...]] = []
+        of_queries, of_keys = (
+            _split((grad, query, result, sums), lengths[0]),
+            _split((key, value), lengths[1]),
+        )
+        for by, heads, results, logarithms, keys, values in zip(*of_queries, *of_keys, strict=True):
+            if heads.shape[2]:
+                given = by, heads, keys, values, results, logarithms
+                found.append(_BACKWARD(*given, 0.0, is_causal, scale=scale))
+            else:  # a key without a query has no gradient
+                found.append((heads, torch.zeros_like(keys), torch.zeros_like(values)))
+        if not found:
+            like = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
+            return tuple(like)  # type: ignore[return-value]
+        gradients = [
+            torch.cat([part[0].transpose(0, 1) for part in parts]) for parts in zip(*found, strict=True)
+        ]
+        ctx.mark_non_differentiable(*gradients)
+        return tuple(gradients)  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
@@ -103,17 +107,23 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def _sequences(query_ends: torch.Tensor, key_ends: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield the queries and the keys of each sequence that has some."""
-    if type(query_ends) is not torch.Tensor:
-        return  # while a graph is made, tensors are of a class without data
-    first = last = 0
-    for query, key in zip(query_ends.tolist(), key_ends.tolist(), strict=True):
-        if query > first and key > last:
-            yield slice(first, query), slice(last, key)
-        first, last = query, key
+def _lengths(ends: torch.Tensor) -> list[int]:
+    """Return the lengths of sequences; an empty list while a graph is made."""
+    if type(ends) is not torch.Tensor:
+        return []
+    return ends.diff(prepend=ends.new_zeros(1)).tolist()
 
 
-def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
-    """Return tokens of shape (tokens, heads, size) as (1, heads, tokens, size)."""
-    return tokens.transpose(0, 1).unsqueeze(0)
+def _split(tensors: Sequence[torch.Tensor], lengths: Sequence[int]) -> list[Sequence[torch.Tensor]]:
+    """Return the parts of tensors for each sequence.
+
+    Args:
+        tensors: of shape (tokens, heads, ...).
+        lengths: the tokens of each sequence.
+
+    Returns:
+        For each tensor, parts of shape (1, heads, tokens, ...).
+    """
+    if not lengths:
+        return [() for _ in tensors]
+    return [tensor.transpose(0, 1).unsqueeze(0).split(list(lengths), 2) for tensor in tensors]

@@ -124,11 +124,15 @@ class ComparedStep:
             outputs, state = self._dense.forward(feeds)
             after = _generators()
             _restore(before)
-            found, packed = self._packed.forward(feeds)
-            drawn = _generators()
-            difference = "it draws other random numbers"
-            if all(torch.equal(one, other) for one, other in zip(after, drawn, strict=True)):
-                difference = _difference(found, outputs, [f"output {i}" for i in range(len(outputs))])
+            try:
+                found, packed = self._packed.forward(feeds)
+                drawn = _generators()
+                difference = "it draws other random numbers"
+                if all(torch.equal(one, other) for one, other in zip(after, drawn, strict=True)):
+                    difference = _difference(found, outputs, [f"output {i}" for i in range(len(outputs))])
+            except Exception as error:
+                # The dense step raised none.
+                difference = f"its forward raises {error!r}"
             if difference:
                 _restore(after)
                 self._finish(difference)
@@ -143,9 +147,12 @@ class ComparedStep:
             expected = self._dense.backward(state.dense, gradients, keep=keep)
             if state.packed is None:
                 return expected
-            found = self._packed.backward(state.packed, gradients, keep=keep)
-            names = [f"the gradient of {name!r}" for name in self._dense.feed_names]
-            difference = _difference(found, expected, names)
+            try:
+                found = self._packed.backward(state.packed, gradients, keep=keep)
+                names = [f"the gradient of {name!r}" for name in self._dense.feed_names]
+                difference = _difference(found, expected, names)
+            except Exception as error:
+                difference = f"its backward raises {error!r}"
             self._finish(difference)
         self._startup.log()
         return expected if difference else found

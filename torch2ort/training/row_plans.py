@@ -35,6 +35,8 @@ Form = tuple[RowPlan, tuple[str, ...]]
 _WINDOW = 4
 # Shares of the dense step's work below which a plan begins, and above which it ends.
 _BEGIN, _END = 0.92, 0.96
+# The share of a dense step that gathering rows for attention costs, and scattering them.
+_PACKING = 0.04
 # A plan replaces another one if it has this share of its work.
 _BETTER = 0.9
 # Estimated operations of a forward below which the inspection would cost more than 1 % of the step, and those
@@ -69,7 +71,7 @@ class Density:
         of_read, of_attended, rest = self.work
         kept = attended if PADDING in plan else 1.0
         found = rest + of_attended * kept + of_read * (read if LABELS in plan else kept)
-        return found / sum(self.work)
+        return found / sum(self.work) + (_PACKING if PADDING in plan else 0.0)
 
     def plans(self) -> list[RowPlan]:
         """Return the plans that change the program, without :data:`DENSE`."""

@@ -48,8 +48,9 @@ _FOLLOWING = frozenset(
 )
 _PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul"})
 _ATTENTION = "scaled_dot_product_attention"
-# Products of a sequence's attention from which on a call of the kernel for each sequence takes less time.
-_FEWEST_PRODUCTS = 1 << 19
+# Products of padding in a sequence's attention from which on a call of the kernel for each sequence takes
+# less time than a call for all of them.
+_FEWEST_PRODUCTS = 1 << 20
 _LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
 # Positions of arguments that are dimensions.
 _BY_ROW = frozenset(
@@ -143,15 +144,20 @@ class Packing:
 
     def _packs_attention(self, node: torch.fx.Node) -> bool:
         """Return True for attention that a kernel computes for each sequence alone, as fast."""
-        kind = self._kinds[self._rows.attention[node]] if node in self._rows.attention else ""
+        if node not in self._rows.attention or Need.ATTENDED not in self._sets or rank_of(node) != 4:
+            return False
+        kind = self._kinds[self._rows.attention[node]]
         query, key, value = args_of(node)[:3]
         if not kind or argument(node, "dropout_p") or key not in self._rows.values:
             return False
-        if query.meta["val"].device.type != "cpu" or Need.ATTENDED not in self._sets:
+        if query.meta["val"].device.type != "cpu":
             return False
         _, heads, length, size = shape_of(query)
         is_square = all(same(shape_of(t)[1], heads) and same(shape_of(t)[3], size) for t in (key, value))
-        if not is_square or math.prod(map(size_hint, (heads, length, length, size))) < _FEWEST_PRODUCTS:
+        rows = size_hint(shape_of(self._input(ATTENDED, "rows"))[0])
+        density = rows / math.prod(map(size_hint, self._rows.sizes))
+        products = math.prod(map(size_hint, (heads, length, length, size)))
+        if not is_square or products * (1 - density**2) < _FEWEST_PRODUCTS:
             return False
         return kind == FULL or self._sets[self._rows.need[node]] == self._sets[Need.ATTENDED]
 
@@ -353,8 +359,9 @@ class Packing:
         name, axes = name_of(node), self._rows.values[node].axes
         source: Any = args_of(node)[0]
         if node.target is operator.getitem:
-            packed, _ = self._packed[source]
-            return self._call(operator.getitem, packed, args_of(node)[1])
+            packed, have = self._packed[source]
+            item = self._call(operator.getitem, packed, args_of(node)[1])
+            return item if have == rows else self._call(take_rows, item, self._input(rows, "within"))
         if name == "embedding":
             weight, index, *others = args_of(node)
             taken = self._once((index, rows), lambda: self._take_dense(index, axes[:-1], rows))

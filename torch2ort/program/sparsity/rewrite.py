@@ -16,6 +16,7 @@ from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.sparsity.dependence import Analysis, Need, Rows, describe, name_of, shape_of
 from torch2ort.program.sparsity.inspection import Inspection, input_names
 from torch2ort.program.sparsity.inspection_graph import args_of, rank_of
+from torch2ort.program.sparsity.merge_products import merge_products
 from torch2ort.program.sparsity.packing import ATTENDED, READ, Packing, RowSet
 from torch2ort.program.sparsity.row_axes import is_packable
 from torch2ort.program.traced_program import Constant, TracedProgram
@@ -154,6 +155,7 @@ def packed_program(
     inputs = _add_inputs(program.graph, rows, names, counts)
     if not Packing(program.graph, rows, sets, inputs, kinds).run():
         raise UnsupportedOperatorError("no operator computes fewer rows")
+    merge_products(program.graph)
     program.graph.eliminate_dead_code(_has_effect)
     program.recompile()
     feeds = (*source.feeds, *names)
