@@ -78,6 +78,13 @@ def test_the_trainer_finetunes_as_in_eager(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_padded_batches_train_as_in_eager() -> None:
+    printed = run_small("padded_batches", "--characters=4000", "--batch=8", "--width=16", "--layers=1")
+    assert float(printed.partition("Largest difference: ")[2].split()[0]) < 1e-4
+    assert [line.split()[0] for line in printed.splitlines()] == ["Loss:", "Second", "tokens", "labels"]
+
+
+@pytest.mark.long
 def test_a_quantised_lightning_module_trains_as_in_eager() -> None:
     printed = run_small("lightning_quantised", "--epochs=1", "--rows=640")
     assert "Functions in the graph: __main__.Quantise, __main__.Quantise\n" in printed

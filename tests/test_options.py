@@ -96,6 +96,8 @@ def test_log_level_has_no_case() -> None:
         ("guards", "loose", "one of complete, trust"),
         ("guards", None, "one of complete, trust"),
         ("mode", "fast", "one of default, max"),
+        ("sparsity", "x", "one of auto, off, labels, padding"),
+        ("sparsity", None, "one of auto, off, labels, padding"),
         ("calibrate", None, SWITCH),
         ("fuse", "yes", f"{SWITCH}, or None to follow 'mode'"),
     ],
@@ -108,8 +110,8 @@ def test_an_invalid_value_is_named_with_what_is_allowed(field: str, value: objec
 
 UNKNOWN = re.escape(
     "Option 'cache' does not exist; the options are cache_dir, cache_limit, log_level, opset, "
-    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, providers, mode, sparsity, calibrate, fuse, "
-    "inline_functions, autotune."
+    "intra_op_threads, save_onnx_dir, verify, deterministic, guards, providers, mode, sparsity, calibrate, "
+    "fuse, inline_functions, autotune."
 )
 
 
@@ -151,6 +153,7 @@ def test_options_can_be_copied_and_pickled() -> None:
         ("TORCH2ORT_DETERMINISTIC", "Yes", "deterministic", True),
         ("TORCH2ORT_GUARDS", "trust", "guards", "trust"),
         ("TORCH2ORT_MODE", "max", "mode", "max"),
+        ("TORCH2ORT_SPARSITY", "padding", "sparsity", "padding"),
         ("TORCH2ORT_CALIBRATE", "0", "calibrate", False),
         ("TORCH2ORT_FUSE", "1", "fuse", True),
         ("TORCH2ORT_FUSE", "", "fuse", None),
@@ -172,6 +175,7 @@ def test_the_environment_has_the_last_word(
         ("TORCH2ORT_CACHE_LIMIT", "1GiB", "cache_limit", "'1GiB'", BYTES),
         ("TORCH2ORT_INTRA_OP_THREADS", "-1", "intra_op_threads", "-1", THREADS),
         ("TORCH2ORT_LOG_LEVEL", "loud", "log_level", "'loud'", LEVEL),
+        ("TORCH2ORT_SPARSITY", "x", "sparsity", "'x'", "one of auto, off, labels, padding"),
         ("TORCH2ORT_VERIFY", "", "verify", "''", SWITCH),
         ("TORCH2ORT_VERIFY", "maybe", "verify", "'maybe'", SWITCH),
     ],
@@ -208,8 +212,8 @@ def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         "Environment variable TORCH2ORT_CACHEDIR is 'x' but names no option; unset it, or use one of "
         "TORCH2ORT_CACHE_DIR, TORCH2ORT_CACHE_LIMIT, TORCH2ORT_LOG_LEVEL, TORCH2ORT_OPSET, "
         "TORCH2ORT_INTRA_OP_THREADS, TORCH2ORT_SAVE_ONNX_DIR, TORCH2ORT_VERIFY, TORCH2ORT_DETERMINISTIC, "
-        "TORCH2ORT_GUARDS, TORCH2ORT_PROVIDERS, TORCH2ORT_MODE, TORCH2ORT_SPARSITY, TORCH2ORT_CALIBRATE, TORCH2ORT_FUSE, "
-        "TORCH2ORT_INLINE_FUNCTIONS, TORCH2ORT_AUTOTUNE."
+        "TORCH2ORT_GUARDS, TORCH2ORT_PROVIDERS, TORCH2ORT_MODE, TORCH2ORT_SPARSITY, TORCH2ORT_CALIBRATE, "
+        "TORCH2ORT_FUSE, TORCH2ORT_INLINE_FUNCTIONS, TORCH2ORT_AUTOTUNE."
     )
     with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         Options()

@@ -77,8 +77,9 @@ class Density:
         """Return the plans that change the program, without :data:`DENSE`."""
         of_read, of_attended, _ = self.work
         found = [frozenset({LABELS})] if of_read else []
-        if of_attended:
+        if of_attended or (of_read and not self.reason):
             found += [frozenset({PADDING})]
+        if of_attended:
             found += [frozenset({LABELS, PADDING})] if of_read else []
         return found
 
@@ -101,7 +102,7 @@ class RowPlans:
         build: builds the engine of a program.
 
     Attributes:
-        plan: the plan of the last call.
+        plan: the plan for calls like the last ones.
         density: the work that depends on rows.
     """
 
@@ -120,15 +121,19 @@ class RowPlans:
         self.density = self._obtain()
         # The shares of labels and of tokens in the last call that was counted.
         self._seen: tuple[float | None, float | None] = (None, None)
-        self.plan = DENSE
+        self.plan = self._ran = DENSE
         self._last: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
         # By the plan, and the kinds of masks where attention is packed.
         self._engines: dict[Form, PackedEngine] = {}
         self._refused: set[RowPlan] = set()
         self._compared: set[Form] = set()
         self._skipped = 0
+        if self.density.reason:
+            kept = "all rows are" if self.density.inspection is None else "padding is"
+            self._log("%s computed, as %s", kept, self.density.reason)
+        elif self._is_forced and frozenset({options.sparsity}) not in self.density.plans():
+            self._log("no operator computes %s alone", options.sparsity)
         if self.density.inspection is None:
-            self._log("all rows are computed, as %s", self.density.reason)
             self._traced.release()
 
     @property
@@ -138,7 +143,7 @@ class RowPlans:
     def report(self) -> dict[str, Any]:
         """Return what was seen, and the plan; see :meth:`torch2ort.ORTModule.density`."""
         labels, tokens = self._seen
-        return {"labels": labels, "tokens": tokens, "plan": self._name(self.plan)}
+        return {"labels": labels, "tokens": tokens, "plan": self._name(self._ran)}
 
     def with_new_sessions(self) -> RowPlans:
         """Return the same plans, whose sessions are created now."""
@@ -159,7 +164,7 @@ class RowPlans:
             feeds: the call's feeds.
             startup: receives the time of building an engine, and of its comparison with the dense one.
         """
-        inspection = self.density.inspection
+        inspection, self._ran = self.density.inspection, DENSE
         if inspection is None or self._may_skip():
             return dense
         try:
@@ -183,6 +188,7 @@ class RowPlans:
         step = engine.step(needed, feeds)
         if step is None:
             return dense
+        self._ran = plan
         if form in self._compared:
             return step
         return ComparedStep(dense, step, startup, lambda difference: self._finish(form, difference))
@@ -344,5 +350,3 @@ class RowPlans:
             100 * share,
             "\n".join(lines),
         )
-        if self.density.reason:
-            self._log("%s", self.density.reason)

@@ -216,6 +216,8 @@ class Analysis:
         """Yield the first values with rows, and for each a tensor of the sizes of its rows."""
         for node in self._graph.nodes:
             if name_of(node) == "embedding":
+                if argument(node, "scale_grad_by_freq") or argument(node, "sparse"):
+                    continue  # the gradient of a row depends on the others
                 index = args_of(node)[1]
                 if rank_of(index) == 2 and self.inspection.can_compute(index):
                     yield node, index
@@ -273,7 +275,7 @@ class Analysis:
         if len(set(aligned)) != 1 or len(starts) != 1:
             return None
         value = replace(self.values[with_rows[0]], axes=aligned[0], live=None, masks=(), is_softmax=False)
-        if not self._keeps_rows(with_rows[0], node, value.axes):
+        if not all(self._keeps_rows(n, node, value.axes) for n in with_rows):
             return None
         if KEYS in value.axes:
             return self._scores(node, value, with_rows)
@@ -395,6 +397,8 @@ class Analysis:
         value = self._first(node)
         if KEYS in value.axes and not value.is_softmax:
             return None  # a masked score may become 0
+        if value.is_sliced:
+            return None  # it draws numbers for some rows
         return replace(value, live=None)
 
     def _view(self, node: torch.fx.Node) -> RowValue | None:

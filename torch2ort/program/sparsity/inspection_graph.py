@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch2ort._torch.dispatch import OpOverload
-from torch2ort.program.alias_analysis import written_by
+from torch2ort.program.alias_analysis import first_of, written_by
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.sparsity.row_axes import BATCH, KEYS, LENGTH, ROWS, Axes, same
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch2ort.program.sparsity.dependence import Mask, RowValue
 
 aten = torch.ops.aten
-# Numbers that masks add to scores: to those that are not read, and to those that are.
-_FAR, _NEAR = 9999.0, 4999.0
+# Numbers that masks add to scores: to those that are not read, at least, and to those that are, at most.
+_FAR, _NEAR = 9999.0, 2000.0
 
 
 class InspectionGraph:
@@ -40,6 +40,7 @@ class InspectionGraph:
     def __init__(self, program: torch.fx.Graph, constants: Sequence[torch.fx.Node]) -> None:
         self._program = program
         self._constants = frozenset(constants)
+        self._written = {first_of(target) for node in program.nodes for target in written_by(node)}
         self.graph = torch.fx.Graph()
         self.inputs = {
             node: self.graph.placeholder(node.name) for node in program.find_nodes(op="placeholder")
@@ -73,7 +74,7 @@ class InspectionGraph:
         """Return True if a node depends on inputs without a gradient alone, and on no random number."""
         if node not in self._known:
             if node.op == "placeholder":
-                self._known[node] = node in self._constants
+                self._known[node] = node in self._constants and node not in self._written
             else:
                 schema = getattr(node.target, "_schema", None)
                 is_plain = not isinstance(node.target, OpOverload)
@@ -81,8 +82,7 @@ class InspectionGraph:
                     node.op == "call_function"
                     and (is_plain or (schema is not None and schema.name.startswith("aten::")))
                     and not is_random(node)
-                    and not list(written_by(node))
-                    and not any(node in set(written_by(user)) for user in node.users)
+                    and first_of(node) not in self._written
                     and all(map(self.can_compute, node.all_input_nodes))
                 )
         return self._known[node]
@@ -213,10 +213,10 @@ class InspectionGraph:
             The position among :attr:`attended`; ``None`` if scores may depend on masks in another way, too.
 
         A token does not attend to another one that a mask drops, or whose score a mask lowers by 10000 or
-        more, if another one's score is lowered by 5000 at most: exp(-5000) is 0 in all dtypes. If there is no
+        more, if another one's score is changed by 2000 at most: exp(-6000) is 0 in all dtypes. If there is no
         such token, it attends to all, as softmax depends on differences of scores alone.
         """
-        kept, near = [], []
+        kept: list[torch.fx.Node] = []
         is_known = True
         added: torch.fx.Node | None = None
         for mask in masks:
@@ -224,7 +224,9 @@ class InspectionGraph:
             if part is None or mask.kind == "add":
                 is_known = False
             if part is None:
-                continue
+                # One head may drop all keys, and then attends to all.
+                kept, added = [], None
+                break
             if mask.kind == "add":
                 added = part if added is None else self.call(aten.add.Tensor, added, part)
             else:
@@ -234,12 +236,15 @@ class InspectionGraph:
                 aten.ones.default, [self.length, self.length], dtype=torch.bool, device=self._device
             )
             kept.append(self.call(aten.unsqueeze.default, self._bytes(self.call(aten.tril.default, ones)), 0))
-        if added is not None:
-            near = [*kept, self._bytes(self.call(aten.gt.Scalar, added, -_NEAR))]
-            kept.append(self._bytes(self.call(aten.gt.Scalar, added, -_FAR)))
         if not kept:
             kept = [self.call(aten.ones.default, [1, 1, self.length], dtype=torch.uint8, device=self._device)]
-        read, high = self._all(kept), self._all(near or kept)
+        read = high = self._all(kept)
+        if added is not None:
+            far, raised = (self._bytes(self.call(aten.gt.Scalar, added, bound)) for bound in (-_FAR, _NEAR))
+            above = self._bytes(self.call(aten.gt.Scalar, added, -_NEAR))
+            # A number that is added to a dropped key may raise it again.
+            read = self.call(aten.bitwise_or.Tensor, self._all([read, far]), raised)
+            high = self._all([high, above, self.call(aten.bitwise_xor.Scalar, raised, 1)])
         some = self.call(aten.amax.default, high, [-1], True)
         none = self.call(aten.bitwise_xor.Scalar, some, 1)
         found = self.call(aten.bitwise_or.Tensor, read, none)

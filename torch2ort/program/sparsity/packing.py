@@ -117,14 +117,14 @@ class Packing:
     # --- the choice
 
     def _is_packed(self, node: torch.fx.Node) -> bool:
+        if node.target is operator.getitem:
+            return args_of(node)[0] in self._packed
         value, need = self._rows.values.get(node), self._rows.need.get(node)
         if value is None or need not in self._sets or node.op == "placeholder":
             return False
         is_masked_loss = name_of(node) in _LOSSES
         if not is_packable(value.axes):
             return False
-        if node.target is operator.getitem:
-            return args_of(node)[0] in self._packed
         with_rows = [n for n in node.all_input_nodes if n in self._rows.values]
         name = name_of(node)
         if name in _FOLLOWING:
@@ -174,14 +174,20 @@ class Packing:
                 continue
             self._place = node
             if self._is_packed(node):
-                need = self._rows.need[node]
-                self._packed[node] = self._pack(node, self._sets[need]), self._sets[need]
+                rows = self._set_of(node)
+                self._packed[node] = self._pack(node, rows), rows
             elif not self._pack_terminal(node):
                 self._unpack_arguments(node)
         for node in reversed(list(self._graph.nodes)):
             if node in self._packed and not node.users:
                 self._graph.erase_node(node)
         return len(self._packed)
+
+    def _set_of(self, node: torch.fx.Node) -> RowSet:
+        """Return the set of rows that a node is packed for."""
+        found = self._sets.get(self._rows.need[node])
+        # A part of an operator's results may be unused, or needed by another operator's dense part.
+        return self._packed[args_of(node)[0]][1] if found is None else found
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         return insert_call(self._place, target, *args, **kwargs)
@@ -441,8 +447,8 @@ class Packing:
             for i, parameter in enumerate(schema_of(node).arguments):
                 where: Any = args if i < len(args) else kwargs
                 key: Any = i if i < len(args) else parameter.name
-                if parameter.name in ("dim", "dims") and (i < len(args) or key in kwargs):
-                    where[key] = _moved(where[key], axes)
+                if parameter.name in ("dim", "dims") and argument(node, parameter.name) is not None:
+                    where[key] = _moved(argument(node, parameter.name), axes)
                 elif parameter.name == "size" and name_of(node) == "expand":
                     where[key] = [-1, *(where[key][d] for d in other_dims(self._rows.values[node].axes))]
         return self._call(node.target, *args, **kwargs)

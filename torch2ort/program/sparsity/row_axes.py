@@ -105,9 +105,11 @@ def _labels(labels: Sequence[str | None], old: Sizes, new: Sizes, rows: Sizes) -
     places = [i for i, length in enumerate(new) if not same(length, 1)]
     if kept == [BATCH, LENGTH] and len(places) == 1:
         kept = [ROWS]
-    elif kept == [ROWS] and len(places) == 2 and all(map(same, [new[p] for p in places], rows)):
+    elif kept == [ROWS] and len(places) == 2:
         kept = [BATCH, LENGTH]
     if len(kept) != len(places) or (len(kept) > 1 and kept != [BATCH, LENGTH]):
+        return None
+    if len(kept) == 2 and not all(map(same, [new[p] for p in places], rows)):
         return None
     found: list[str | None] = [None] * len(new)
     for place, label in zip(places, kept, strict=True):
