@@ -20,11 +20,11 @@ _CASTS = frozenset({"_to_copy", "to", "convert_element_type", "detach", "clone"}
 # They move numbers or create constants, and round no number that another type represents exactly.
 _MOVES = frozenset(
     {
-        "_unsafe_view", "alias", "cat", "embedding", "empty", "empty_like", "expand", "extreme", "flatten",
-        "full", "full_like", "gather", "index_select", "new_empty", "new_full", "new_ones", "new_zeros",
-        "of_sizes", "ones", "ones_like", "permute", "repeat", "reshape", "scalar_tensor", "select", "slice",
-        "split", "split_with_sizes", "squeeze", "stack", "t", "transpose", "unbind", "unsqueeze", "view",
-        "where", "zeros", "zeros_like",
+        "_unsafe_view", "alias", "cat", "embedding", "empty", "empty_like", "expand", "extreme", "fill_rows",
+        "flatten", "full", "full_like", "gather", "index_select", "new_empty", "new_full", "new_ones",
+        "new_zeros", "of_sizes", "ones", "ones_like", "permute", "put_rows", "repeat", "reshape",
+        "scalar_tensor", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "t", "take_rows",
+        "transpose", "unbind", "unsqueeze", "view", "where", "zeros", "zeros_like",
     }
 )  # fmt: skip
 _COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})

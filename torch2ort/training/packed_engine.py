@@ -174,7 +174,8 @@ def _difference(
                 return f"{name} differs"
             continue
         resolution = torch.finfo(other.dtype).eps
-        allowed = max(_RELATIVE, _ROUNDINGS * resolution) * _largest(other) + _OF_ALL * largest
+        allowed = max(_RELATIVE, _ROUNDINGS * resolution) * _largest(other)
+        allowed += max(_OF_ALL, resolution) * largest
         if not torch.equal(one.isfinite(), other.isfinite()):
             return f"{name} has other elements that are not finite"
         apart = _largest(one.detach().double() - other.detach().double())

@@ -26,6 +26,18 @@ def put_rows(self: ir.Value, rows: ir.Value, size: ir.Value | int) -> ir.Value:
     """Return a tensor of zeros besides some rows."""
     assert self.dtype is not None
     count = constant([size]) if isinstance(size, int) else op("Reshape", size, constant([1]))
-    shape = op("Concat", count, op("Shape", self, start=1), axis=0)
-    zeros = op("ConstantOfShape", shape, value=ir.tensor([0], dtype=self.dtype))
-    return op("ScatterND", zeros, op("Unsqueeze", rows, constant([1])), self)
+    index, sizes = op("Unsqueeze", rows, constant([1])), op("Shape", self, start=1)
+    if self.dtype != ir.DataType.BFLOAT16:
+        zeros = _zeros(op("Concat", count, sizes, axis=0), self.dtype)
+        return op("ScatterND", zeros, index, self)
+    # ONNX Runtime has no ScatterND for this type: a row of zeros is gathered for all others.
+    none = _zeros(op("Concat", constant([1]), sizes, axis=0), ir.DataType.FLOAT)
+    given = op("Concat", self, op("Cast", none, to=self.dtype.value, dtype=self.dtype), axis=0)
+    number = op("Shape", self, start=0, end=1)
+    places = op("Range", 0, op("Squeeze", number), 1, dtype=ir.DataType.INT64)
+    place = op("ScatterND", op("Expand", number, count), index, places)
+    return op("Gather", given, place, axis=0)
+
+
+def _zeros(shape: ir.Value, dtype: ir.DataType) -> ir.Value:
+    return op("ConstantOfShape", shape, value=ir.tensor([0], dtype=dtype), dtype=dtype)
