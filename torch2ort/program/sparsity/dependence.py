@@ -6,14 +6,22 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torch2ort.program.alias_analysis import written_by
-from torch2ort.program.sparsity.inspection_graph import InspectionGraph, args_of, rank_of
+from torch2ort.program.sparsity.inspection_graph import InspectionGraph
+from torch2ort.program.sparsity.nodes import (
+    args_of,
+    argument,
+    is_empty,
+    is_pointwise,
+    name_of,
+    rank_of,
+    shape_of,
+)
 from torch2ort.program.sparsity.row_axes import (
     BATCH,
     KEYS,
@@ -23,141 +31,16 @@ from torch2ort.program.sparsity.row_axes import (
     same,
     viewed,
 )
-from torch2ort.sizes.symbols import has_hint
-from torch2ort.support.provenance import source_line
+from torch2ort.program.sparsity.row_values import Mask, Need, Rows, RowValue, dims_without_rows
 
 aten = torch.ops.aten
 _LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
 # Operators of one tensor whose result has the same dimensions.
 _SAME = frozenset({"to", "_to_copy", "type_as", "contiguous", "alias", "detach", "clone", "hardswish"})
-_MORE_POINTWISE = frozenset(
-    {"where", "masked_fill", "multiply", "subtract", "divide", "log_sigmoid", "silu", "mish", "type_as"}
-)
 _VIEWS = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"})
 # Reductions over trailing dimensions, by the position of their argument `dim`.
 _REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var", "std", "linalg_vector_norm", "norm", "argmax"})
 _ATTENTION = "scaled_dot_product_attention"
-NO_SHIFT = 0
-
-
-class Need(IntEnum):
-    """The rows of a value that the program's results depend on; a larger one includes the smaller ones."""
-
-    NONE = 0
-    # Rows that a loss or a selection reads.
-    READ = 1
-    # Rows that those depend on by attention, too.
-    ATTENDED = 2
-    ALL = 3
-
-
-@dataclass(frozen=True)
-class RowValue:
-    """A value that has rows.
-
-    Attributes:
-        axes: its dimensions.
-        start: the token of a sequence that is its first; not 0 after a slice.
-        is_sliced: True if it lacks some tokens of each sequence.
-        live: where not ``None``, the node of the inspection that is True in rows whose value depends on the
-            row; other rows have the same value for all contents of the row.
-        is_masked: True for the result of the operator that makes the other rows so.
-        masks: for scores of attention, the operands that mask keys.
-        is_softmax: True for weights of attention.
-    """
-
-    axes: Axes
-    start: int = 0
-    is_sliced: bool = False
-    live: torch.fx.Node | None = None
-    is_masked: bool = False
-    masks: tuple[Mask, ...] = ()
-    is_softmax: bool = False
-
-
-@dataclass(frozen=True)
-class Mask:
-    """An operand that keeps attention from reading keys.
-
-    Attributes:
-        node: the tensor.
-        kind: ``"add"`` for a tensor that is added to scores, ``"keep"`` for one that is True where keys are
-            read, ``"drop"`` for one that is True where they are not.
-        axes: the dimensions of the scores.
-    """
-
-    node: torch.fx.Node
-    kind: str
-    axes: Axes
-
-
-@dataclass
-class Rows:
-    """The result of the analysis.
-
-    Attributes:
-        sizes: number of sequences, and of tokens in each.
-        index: the first tensor with these sizes.
-        values: the values that have rows.
-        need: for each of them, the rows that the program's results depend on.
-        terminals: nodes that read some rows, and whose result has no rows.
-        inspection: the computation of these rows.
-        reasons: for a value that is read in all rows, the node that reads it so.
-        attention: for a node that computes attention by masks that are known alone, the position of its mask
-            among those of the inspection.
-    """
-
-    sizes: tuple[Any, Any]
-    index: torch.fx.Node
-    values: dict[torch.fx.Node, RowValue]
-    need: dict[torch.fx.Node, Need]
-    terminals: dict[torch.fx.Node, torch.fx.Node]
-    inspection: InspectionGraph
-    reasons: dict[torch.fx.Node, torch.fx.Node]
-    attention: dict[torch.fx.Node, int]
-
-
-def name_of(node: torch.fx.Node) -> str:
-    """Return the name of a node's operator in ATen, without its overload; empty for other nodes."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or not schema.name.startswith("aten::"):
-        return ""
-    return str(schema.name).removeprefix("aten::")
-
-
-def is_pointwise(node: torch.fx.Node) -> bool:
-    """Return True if each element of a node's result depends on the same element of its arguments."""
-    tags = getattr(node.target, "tags", ())
-    if torch.Tag.nondeterministic_seeded in tags:
-        return False
-    return torch.Tag.pointwise in tags or name_of(node) in _MORE_POINTWISE
-
-
-def argument(node: torch.fx.Node, name: str) -> Any:
-    """Return an argument of an operator by its name, or the argument's default value."""
-    args = args_of(node)
-    for i, parameter in enumerate(schema_of(node).arguments):
-        if parameter.name == name:
-            return args[i] if i < len(args) else node.kwargs.get(name, parameter.default_value)
-    return None
-
-
-def schema_of(node: torch.fx.Node) -> Any:
-    """Return the schema of a node's operator; ``None`` for other calls."""
-    return getattr(node.target, "_schema", None)
-
-
-def shape_of(node: torch.fx.Node) -> Sequence[Any]:
-    """Return the sizes of a node's tensor."""
-    shape: Sequence[Any] = node.meta["val"].shape
-    return shape
-
-
-def describe(node: torch.fx.Node) -> str:
-    """Return an operator and its line in the model."""
-    if node.op == "output":
-        return "an output of the model"
-    return f"{name_of(node) or node.target} at {source_line(node)}"
 
 
 class Analysis:
@@ -173,7 +56,7 @@ class Analysis:
         self.inspection = InspectionGraph(graph, constants)
         self.values: dict[torch.fx.Node, RowValue] = {}
         self._terminals: dict[torch.fx.Node, torch.fx.Node] = {}
-        # Values whose rows are attention's keys, and those that a mask makes constant in some rows.
+        # Values whose rows are the keys of an operator, with the operator.
         self._keys: set[tuple[torch.fx.Node, torch.fx.Node]] = set()
         self._attention_masks: dict[torch.fx.Node, int] = {}
         self._rules = _rules(self)
@@ -380,26 +263,15 @@ class Analysis:
                 return self.inspection.rows_where(args_of(node)[0], value.axes, rank_of(node), zero=is_other)
         return None
 
-    def _dims(self, node: torch.fx.Node, dims: Any, value: RowValue) -> list[int] | None:
-        """Return dimensions as positive numbers if none of them has rows; ``None`` otherwise."""
-        rank = len(value.axes)
-        given = [dims] if isinstance(dims, int) else dims
-        if not given:
-            return None
-        found = [d % rank for d in given]
-        return None if any(value.axes[d] for d in found) else found
-
     def _same(self, node: torch.fx.Node) -> RowValue | None:
         value = self._first(node) if name_of(node) != "type_as" else self.values[args_of(node)[0]]
         return replace(value, live=None) if rank_of(node) == len(value.axes) else None
 
     def _dropout(self, node: torch.fx.Node) -> RowValue | None:
         value = self._first(node)
-        if KEYS in value.axes and not value.is_softmax:
-            return None  # a masked score may become 0
-        if value.is_sliced:
-            return None  # it draws numbers for some rows
-        return replace(value, live=None)
+        # A masked score may become 0, and a slice draws numbers for some rows.
+        is_refused = value.is_sliced or (KEYS in value.axes and not value.is_softmax)
+        return None if is_refused else replace(value, live=None)
 
     def _view(self, node: torch.fx.Node) -> RowValue | None:
         value = self._first_of_sizes(node)
@@ -445,7 +317,7 @@ class Analysis:
 
     def _squeeze(self, node: torch.fx.Node) -> RowValue | None:
         value = self._first(node)
-        dims = self._dims(node, argument(node, "dim"), value)
+        dims = dims_without_rows(argument(node, "dim"), value)
         if dims is None or rank_of(node) != len(value.axes) - len(dims):
             return None
         axes = tuple(label for i, label in enumerate(value.axes) if i not in dims)
@@ -510,7 +382,7 @@ class Analysis:
     def _parts(self, node: torch.fx.Node) -> RowValue | None:
         value = self._first_of_sizes(node)
         dim = argument(node, "dim") or 0
-        return None if self._dims(node, dim, value) is None else replace(value, live=None)
+        return None if dims_without_rows(dim, value) is None else replace(value, live=None)
 
     def _unbind(self, node: torch.fx.Node) -> RowValue | None:
         value = self._first(node)
@@ -520,12 +392,12 @@ class Analysis:
         return replace(value, axes=value.axes[:dim] + value.axes[dim + 1 :], live=None)
 
     def _cat(self, node: torch.fx.Node) -> RowValue | None:
-        parts = [n for n in args_of(node)[0] if not _is_empty(n)]
+        parts = [n for n in args_of(node)[0] if not is_empty(n)]
         dim = argument(node, "dim") or 0
         if len(parts) == 1:
             return replace(self.values[parts[0]], live=None)
         value = self.values[next(n for n in parts if n in self.values)]
-        if self._dims(node, dim, value) is None or KEYS in value.axes:
+        if dims_without_rows(dim, value) is None or KEYS in value.axes:
             return None
         if any(n not in self.values or self.values[n] != value for n in parts):
             return None
@@ -542,7 +414,7 @@ class Analysis:
 
     def _linear(self, node: torch.fx.Node) -> RowValue | None:
         value = self._first(node)
-        return None if value.axes[-1] else replace(value, axes=value.axes, live=None)
+        return None if value.axes[-1] else replace(value, live=None)
 
     def _addmm(self, node: torch.fx.Node) -> RowValue | None:
         bias, x, weight = args_of(node)[:3]
@@ -557,9 +429,7 @@ class Analysis:
         if left is None:
             return None
         if right is None:
-            if left.axes[-1] or rank_of(other) != 2:
-                return None
-            return replace(left, live=None)
+            return None if left.axes[-1] or rank_of(other) != 2 else replace(left, live=None)
         if left.is_sliced or right.is_sliced or rank_of(one) != rank_of(other):
             return None
         if left.axes[:-2] != right.axes[:-2] or BATCH not in left.axes[:-2] or LENGTH in left.axes[:-2]:
@@ -614,7 +484,7 @@ class Analysis:
 
     def _reduce(self, node: torch.fx.Node) -> RowValue | None:
         value = self._first(node)
-        dims = self._dims(node, argument(node, "dim"), value)
+        dims = dims_without_rows(argument(node, "dim"), value)
         if dims is None or KEYS in value.axes:
             return None
         if argument(node, "keepdim"):
@@ -625,7 +495,7 @@ class Analysis:
     def _gather(self, node: torch.fx.Node) -> RowValue | None:
         source, dim, index = args_of(node)[:3]
         value = self.values[source]
-        if index in self.values or self._dims(node, dim, value) is None or value.is_sliced:
+        if index in self.values or dims_without_rows(dim, value) is None or value.is_sliced:
             return None
         places = [i for i, label in enumerate(value.axes) if label]
         if not all(same(shape_of(index)[i], shape_of(source)[i]) for i in places):
@@ -694,12 +564,6 @@ _LOW = -1e4
 # The end of a slice that has none.
 _MAX = sys.maxsize
 _MANY = frozenset({"split", "split_with_sizes", "chunk", "unbind"})
-
-
-def _is_empty(node: torch.fx.Node) -> bool:
-    """Return True for a tensor of the size (0,), which `cat` ignores."""
-    shape = shape_of(node)
-    return len(shape) == 1 and same(shape[0], 0) and has_hint(shape[0])
 
 
 def _rules(analysis: Analysis) -> dict[str, Callable[[torch.fx.Node], RowValue | None]]:

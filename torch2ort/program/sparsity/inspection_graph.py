@@ -13,10 +13,11 @@ import torch
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.program.alias_analysis import first_of, written_by
 from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.sparsity.nodes import args_of, rank_of
 from torch2ort.program.sparsity.row_axes import BATCH, KEYS, LENGTH, ROWS, Axes, same
 
 if TYPE_CHECKING:
-    from torch2ort.program.sparsity.dependence import Mask, RowValue
+    from torch2ort.program.sparsity.row_values import Mask, RowValue
 
 aten = torch.ops.aten
 # Numbers that masks add to scores: to those that are not read, at least, and to those that are, at most.
@@ -338,16 +339,6 @@ def _sources(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
             found.add(node)
             more += node.all_input_nodes
     return found
-
-
-def args_of(node: torch.fx.Node) -> Any:
-    """Return the arguments of a node."""
-    return node.args
-
-
-def rank_of(node: torch.fx.Node) -> int:
-    """Return the number of dimensions of a node's tensor."""
-    return len(node.meta["val"].shape)
 
 
 def _is_copy(node: torch.fx.Node) -> bool:

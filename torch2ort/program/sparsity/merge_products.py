@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from torch2ort.program.fx_insert import insert_call
-from torch2ort.program.sparsity.dependence import argument, name_of, shape_of
-from torch2ort.program.sparsity.inspection_graph import args_of
+from torch2ort.program.sparsity.nodes import args_of, argument, name_of, shape_of
 from torch2ort.program.sparsity.row_axes import same
 
 aten = torch.ops.aten

@@ -13,17 +13,16 @@ import torch
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.fx_insert import insert_call
 from torch2ort.program.internal_ops import fill_rows, packed_attention, put_rows, take_rows
-from torch2ort.program.sparsity.dependence import (
-    Need,
-    Rows,
+from torch2ort.program.sparsity.inspection import CAUSAL, FULL
+from torch2ort.program.sparsity.nodes import (
+    args_of,
     argument,
     is_pointwise,
     name_of,
+    rank_of,
     schema_of,
     shape_of,
 )
-from torch2ort.program.sparsity.inspection import CAUSAL, FULL
-from torch2ort.program.sparsity.inspection_graph import args_of, rank_of
 from torch2ort.program.sparsity.row_axes import (
     BATCH,
     LENGTH,
@@ -34,6 +33,7 @@ from torch2ort.program.sparsity.row_axes import (
     other_dims,
     same,
 )
+from torch2ort.program.sparsity.row_values import Need, Rows
 from torch2ort.program.strides import lies_in_order
 from torch2ort.sizes.symbols import has_hint, size_hint
 

@@ -13,12 +13,13 @@ from torch2ort._torch import aot as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.alias_analysis import first_of, shared_with, written_by
 from torch2ort.program.kernel_sites import is_random
-from torch2ort.program.sparsity.dependence import Analysis, Need, Rows, describe, name_of, shape_of
+from torch2ort.program.sparsity.dependence import Analysis
 from torch2ort.program.sparsity.inspection import Inspection, input_names
-from torch2ort.program.sparsity.inspection_graph import args_of, rank_of
 from torch2ort.program.sparsity.merge_products import merge_products
+from torch2ort.program.sparsity.nodes import args_of, describe, name_of, rank_of, shape_of
 from torch2ort.program.sparsity.packing import ATTENDED, READ, Packing, RowSet
 from torch2ort.program.sparsity.row_axes import is_packable
+from torch2ort.program.sparsity.row_values import Need, Rows
 from torch2ort.program.traced_program import Constant, TracedProgram
 from torch2ort.pythonop import Site
 from torch2ort.sizes.renew_sizes import renew_sizes
