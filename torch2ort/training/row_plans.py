@@ -39,9 +39,8 @@ _BEGIN, _END = 0.92, 0.96
 _PACKING = 0.04
 # A plan replaces another one if it has this share of its work.
 _BETTER = 0.9
-# Estimated operations of a forward below which the inspection would cost more than 1 % of the step, and those
-# below which it would cost more than plans gain.
-_LARGE, _SMALL = 2e9, 3e8
+# Estimated operations of a forward below which finding the rows would cost more than plans gain.
+_SMALL = 3e8
 # The trace of a program assumes that no size is 0 or 1.
 _FEWEST = 2
 
@@ -128,6 +127,7 @@ class RowPlans:
         self._refused: set[RowPlan] = set()
         self._compared: set[Form] = set()
         self._skipped = 0
+        self._counts_before: tuple[int, ...] = ()
         if self.density.reason:
             kept = "all rows are" if self.density.inspection is None else "padding is"
             self._log("%s computed, as %s", kept, self.density.reason)
@@ -165,7 +165,7 @@ class RowPlans:
             startup: receives the time of building an engine, and of its comparison with the dense one.
         """
         inspection, self._ran = self.density.inspection, DENSE
-        if inspection is None or self._may_skip():
+        if inspection is None or self._may_skip(inspection, feeds):
             return dense
         try:
             needed = inspection(feeds)
@@ -193,21 +193,23 @@ class RowPlans:
             return step
         return ComparedStep(dense, step, startup, lambda difference: self._finish(form, difference))
 
-    def _may_skip(self) -> bool:
-        """Return True for a call whose rows are not worth counting.
+    def _may_skip(self, inspection: Inspection, feeds: Sequence[torch.Tensor]) -> bool:
+        """Return True for a call whose rows need not be found.
 
-        They are counted in the first calls, in each call of a large step, and in one of four calls of a
-        smaller one as long as calls need all rows.
+        They are found in the first calls and as long as a plan is in use. While calls need all rows, numbers
+        in masks and labels are counted in each call, and rows are found where a count differs and in one of
+        four calls; in small steps, not at all.
         """
-        work = sum(self.density.work)
-        if self._is_forced or len(self._last) < _WINDOW or work >= _LARGE:
+        if self._is_forced or len(self._last) < _WINDOW:
             return False
-        if work < _SMALL:
+        if sum(self.density.work) < _SMALL:
             return True
         if self.plan != DENSE or min(map(min, self._last)) < _END:
             return False
+        counts = inspection.count(feeds)
         self._skipped = (self._skipped + 1) % _WINDOW
-        return self._skipped != 0
+        is_same, self._counts_before = counts == self._counts_before, counts
+        return is_same and self._skipped != 0
 
     def _choose(self, needed: Needed) -> RowPlan:
         """Return the plan for the densities of the last calls."""

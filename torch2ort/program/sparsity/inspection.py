@@ -100,6 +100,19 @@ class Inspection:
             density = min((float(valid.sum()) / valid.numel() for valid in labels), default=None)
             return Needed(read, _attended(read, masks), density, masks)
 
+    def count(self, feeds: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Return how many numbers of each mask or tensor of labels are not zero, and how many are negative.
+
+        Args:
+            feeds: the tensors that the program's graph is fed with.
+        """
+        found: list[int] = []
+        for place in self.inputs:
+            tensor = feeds[place] if isinstance(place, int) else place
+            if not tensor.is_floating_point():
+                found += [int(tensor.count_nonzero()), int((tensor < 0).sum())]
+        return tuple(found)
+
     def to_json(self) -> Any:
         """Return the computation in JSON.
 
