@@ -16,7 +16,6 @@ import torch
 
 from torch2ort._torch import aot as private
 from torch2ort.differentiate.joint_trace import Joint
-from torch2ort.differentiate.split import ancestors, dependent_on
 from torch2ort.differentiate.symbolic_shapes import settle_sizes
 from torch2ort.kernels.functions import is_callable
 from torch2ort.kernels.meta_dtype_fixes import fix_fake_dtypes
@@ -28,6 +27,7 @@ from torch2ort.program.inline_autograd_functions import (
     refuse_random,
     refuse_to_inline,
 )
+from torch2ort.program.node_dependencies import ancestors, dependent_on
 from torch2ort.pythonop import TENSOR, Site, site_by_key
 from torch2ort.pythonop.interception import suspended
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD

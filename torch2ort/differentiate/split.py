@@ -31,6 +31,7 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.dim_order import inverse, order_of_memory, permuted
 from torch2ort.program.internal_ops import must_compute, number_as_sizes, of_sizes
 from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.node_dependencies import ancestors, dependent_on
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
 from torch2ort.support.provenance import source_line
 
@@ -359,28 +360,6 @@ def _with_names(
     made = graph.call_function(of_sizes, (placeholder, [sizes.of(size) for size in node.meta["val"].shape]))
     made.meta = dict(node.meta)
     return made
-
-
-def dependent_on(graph: torch.fx.Graph, nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Return ``nodes``, such as the gradients of outputs, and all nodes that are computed from them."""
-    found = set(nodes)
-    for node in graph.nodes:
-        if node.op == "call_function" and not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def ancestors(nodes: Iterable[torch.fx.Node], stop: Collection[torch.fx.Node] = ()) -> set[torch.fx.Node]:
-    """Return ``nodes`` and all nodes that they are computed from, up to those of ``stop``."""
-    found: set[torch.fx.Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            if node not in stop:
-                stack.extend(node.all_input_nodes)
-    return found
 
 
 def _tokens(graph: torch.fx.Graph) -> set[torch.fx.Node]:

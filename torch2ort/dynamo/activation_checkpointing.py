@@ -15,6 +15,7 @@ import torch
 from torch2ort._torch import dynamo as private
 from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.node_dependencies import ancestors
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP
 from torch2ort.support.provenance import source_line
 
@@ -87,7 +88,7 @@ def is_seeded(node: torch.fx.Node) -> bool:
 
 def _refuse_write(written: torch.fx.Node, result: torch.fx.Node) -> None:
     """Raise an error for checkpointed code that reads a tensor that forward writes to."""
-    between = _descendants(written) & _ancestors(result)
+    between = _descendants(written) & ancestors([result])
     for node in written.graph.nodes:
         if private.runs_again(node) and (node in between or written in node.all_input_nodes):
             raise UnsupportedOperatorError(
@@ -107,14 +108,3 @@ def _descendants(start: torch.fx.Node) -> set[torch.fx.Node]:
         if not found.isdisjoint(read):
             found.add(node)
     return found - {start}
-
-
-def _ancestors(end: torch.fx.Node) -> set[torch.fx.Node]:
-    found: set[torch.fx.Node] = set()
-    stack = [end]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found

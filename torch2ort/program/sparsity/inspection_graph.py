@@ -13,6 +13,7 @@ import torch
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.program.alias_analysis import first_of, written_by
 from torch2ort.program.kernel_sites import is_random
+from torch2ort.program.node_dependencies import ancestors
 from torch2ort.program.sparsity.nodes import args_of, rank_of
 from torch2ort.program.sparsity.row_axes import BATCH, KEYS, LENGTH, ROWS, Axes, same
 
@@ -306,7 +307,7 @@ class InspectionGraph:
             is_size = node.target is aten.sym_size.int and args_of(node)[0].op == "placeholder"
             if not is_size and any(n in of_values for n in node.all_input_nodes):
                 of_values.add(node)
-        wanted = _sources(results)
+        wanted = ancestors(results)
         first, second = torch.fx.Graph(), torch.fx.Graph()
         used = [node for node, copied in self.inputs.items() if copied in wanted]
         given = [
@@ -327,18 +328,6 @@ class InspectionGraph:
         second.output(tuple(given[1][node] for node in results))
         modules = [torch.fx.GraphModule(torch.nn.Module(), graph) for graph in (first, second)]
         return modules[0], modules[1], used
-
-
-def _sources(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Return some nodes, and those that they depend on."""
-    found: set[torch.fx.Node] = set()
-    more = list(nodes)
-    while more:
-        node = more.pop()
-        if node not in found:
-            found.add(node)
-            more += node.all_input_nodes
-    return found
 
 
 def _is_copy(node: torch.fx.Node) -> bool:
