@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tests.support.functions import Centered
+
 WORDS, CLASSES, HEADS = 23, 7, 2
 IGNORED = -100
 
@@ -317,18 +319,6 @@ WHOLE_ENDINGS: dict[str, Callable[[Any, torch.Tensor, Batch], Any]] = {
 }
 
 # --- misses: each reads rows of padding, and returns a tensor of the size of its argument
-
-
-class Centered(torch.autograd.Function):
-    """Subtracts the mean of each sequence."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x - x.mean(1, keepdim=True)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad - grad.mean(1, keepdim=True)
 
 
 class Transposed(torch.nn.Module):

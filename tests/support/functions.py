@@ -145,3 +145,15 @@ class Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad, grad
+
+
+class Centered(torch.autograd.Function):
+    """Subtracts the mean over the second dimension, as that of each sequence."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x - x.mean(1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad - grad.mean(1, keepdim=True)

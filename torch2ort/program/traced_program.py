@@ -47,6 +47,14 @@ class TracedProgram:
     sites: tuple[object, ...]
     conditions: Conditions
 
+    def required(self, requires_grad: frozenset[str]) -> list[bool]:
+        """Return for each placeholder whether a gradient is wanted.
+
+        Args:
+            requires_grad: names of the feeds that require gradients.
+        """
+        return [isinstance(feed, str) and feed in requires_grad for feed in self.feeds]
+
 
 def kept_program(traced: Trace) -> torch.fx.GraphModule:
     """Return a copy of a trace's program, as translation changes the program."""

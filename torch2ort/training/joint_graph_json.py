@@ -13,6 +13,7 @@ from torch2ort._torch import aot as private
 from torch2ort.cache.key.key import Unkeyable
 from torch2ort.differentiate.joint_trace import Joint
 from torch2ort.differentiate.symbolic_shapes import sizes_of, written
+from torch2ort.program.fx_json import dump_argument, load_argument, operator_named
 from torch2ort.pythonop import Site
 from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
 from torch2ort.pythonop.python_op_autograd import DIFFERENTIABLE_PYTHON_OP, PYTHON_OP_GRAD
@@ -151,33 +152,23 @@ def _call(node: torch.fx.Node, names: Mapping[str, str]) -> tuple[str | None, An
 def _target(text: str) -> Any:
     if text == _GETITEM:
         return operator.getitem
-    namespace, name, overload = text.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return operator_named(text)
 
 
 def _dump(value: Any) -> Any:
-    """Return an argument as JSON, with nodes as their names; lists and mappings remain what they are."""
-    if isinstance(value, torch.fx.Node):
-        return {"node": value.name}
-    if isinstance(value, (list, tuple)):
-        return [_dump(item) for item in value]
-    if isinstance(value, dict):
-        return {"keywords": {name: _dump(item) for name, item in value.items()}}
-    if isinstance(value, torch.SymInt):
-        return _dump_size(value)
-    return dump_constant(value)
+    return dump_argument(value, _dump_leaf)
+
+
+def _dump_leaf(value: Any) -> Any:
+    return _dump_size(value) if isinstance(value, torch.SymInt) else dump_constant(value)
 
 
 def _load(value: Any, nodes: Mapping[str, torch.fx.Node], sizes: Mapping[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_load(item, nodes, sizes) for item in value]
-    if isinstance(value, dict) and "node" in value:
-        return nodes[value["node"]]
-    if isinstance(value, dict) and "keywords" in value:
-        return {name: _load(item, nodes, sizes) for name, item in value["keywords"].items()}
-    if isinstance(value, dict) and "varies" in value:
-        return _load_size(value, sizes)
-    return load_constant(value)
+    def leaf(form: Any) -> Any:
+        is_size = isinstance(form, dict) and "varies" in form
+        return _load_size(form, sizes) if is_size else load_constant(form)
+
+    return load_argument(value, nodes, leaf)
 
 
 def _symbols(joint: Joint) -> set[str]:

@@ -12,6 +12,7 @@ from torch2ort.graph.accepted_sizes import compile_condition
 from torch2ort.program.sparsity.inspection import Needed, index_inputs
 from torch2ort.support.startup_timing import FIRST_RUN, Startup
 from torch2ort.training.engine import Engine
+from torch2ort.training.resharded_weights import MovingFeeds
 
 # Differences that rounding explains, relative to the largest number of a tensor, and of all gradients: the
 # gradient of a bias of attention's keys is 0 besides rounding.
@@ -20,7 +21,27 @@ _RELATIVE, _OF_ALL = 1e-4, 1e-6
 _ROUNDINGS = 8
 
 
-class PackedEngine:
+class _Step:
+    """The attributes of an engine that the autograd function of a model reads.
+
+    Args:
+        engine: the engine, or an object with these attributes.
+    """
+
+    differentiable: tuple[int, ...]
+    read_outputs: tuple[int, ...]
+    weights: tuple[str, ...]
+    moved_feeds: MovingFeeds
+    needed: tuple[int, ...]
+    copied: tuple[int, ...]
+
+    def __init__(self, engine: Engine | _Step) -> None:
+        self.differentiable, self.read_outputs = engine.differentiable, engine.read_outputs
+        self.weights, self.moved_feeds = engine.weights, engine.moved_feeds
+        self.needed, self.copied = engine.needed, engine.copied
+
+
+class PackedEngine(_Step):
     """An engine whose graph has inputs besides the dense graph's, which describe the rows of a call.
 
     Args:
@@ -30,16 +51,25 @@ class PackedEngine:
 
     Attributes:
         engine: as given.
+        inputs: as given.
     """
 
     def __init__(self, engine: Engine, inputs: int, names: Sequence[str]) -> None:
-        self.engine, self._inputs, self._names = engine, inputs, names
+        super().__init__(engine)
+        self.engine, self.inputs, self._names = engine, inputs, names
+        self.needed, self.copied = self._of_dense(engine.needed), self._of_dense(engine.copied)
         self._conditions = [compile_condition(text) for text in engine.conditions]
-        self._used = frozenset(n for i, n in enumerate(names) if inputs + i in engine.used_feeds())
+        used = engine.used_feeds()
+        self._used = frozenset(name for i, name in enumerate(names) if inputs + i in used)
+
+    def _of_dense(self, feeds: Sequence[int]) -> tuple[int, ...]:
+        """Return positions of feeds as those of the dense graph."""
+        first, count = self.inputs, len(self._names)
+        return tuple(i if i < first else i - count for i in feeds if i < first or i >= first + count)
 
     def with_new_sessions(self) -> PackedEngine:
         """Return the same engine with sessions of its own."""
-        return PackedEngine(self.engine.with_new_sessions(), self._inputs, self._names)
+        return PackedEngine(self.engine.with_new_sessions(), self.inputs, self._names)
 
     def step(self, needed: Needed, feeds: Sequence[torch.Tensor]) -> PackedStep | None:
         """Return the engine for one step; ``None`` if the graph is not valid for the call's sizes.
@@ -50,31 +80,23 @@ class PackedEngine:
         """
         rows = index_inputs(self._names, self._used, needed)
         if self._conditions:
-            shapes = [tensor.shape for tensor in (*feeds[: self._inputs], *rows)]
+            shapes = [tensor.shape for tensor in (*feeds[: self.inputs], *rows)]
             if not all(holds(shapes) for holds in self._conditions):
                 return None
-        return PackedStep(self.engine, self._inputs, rows)
+        return PackedStep(self, rows)
 
 
-class PackedStep:
+class PackedStep(_Step):
     """One step of a packed graph; its methods and attributes are those of :class:`Engine`.
 
     Args:
-        engine: the engine of the packed graph.
-        inputs: the number of the dense graph's inputs.
+        packed: the engine of the packed graph.
         rows: the additional inputs.
     """
 
-    def __init__(self, engine: Engine, inputs: int, rows: Sequence[torch.Tensor]) -> None:
-        self._engine, self._inputs, self._rows = engine, inputs, rows
-        self.differentiable, self.read_outputs = engine.differentiable, engine.read_outputs
-        self.weights, self.moved_feeds = engine.weights, engine.moved_feeds
-        self.needed, self.copied = self._of_dense(engine.needed), self._of_dense(engine.copied)
-
-    def _of_dense(self, feeds: Sequence[int]) -> tuple[int, ...]:
-        """Return positions of feeds as those of the dense graph."""
-        first, count = self._inputs, len(self._rows)
-        return tuple(i if i < first else i - count for i in feeds if i < first or i >= first + count)
+    def __init__(self, packed: PackedEngine, rows: Sequence[torch.Tensor]) -> None:
+        super().__init__(packed)
+        self._engine, self._inputs, self._rows = packed.engine, packed.inputs, rows
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         """Run the forward half; see :meth:`Engine.forward`."""
@@ -96,7 +118,7 @@ class _States:
     packed: Any
 
 
-class ComparedStep:
+class ComparedStep(_Step):
     """A step that runs the packed and the dense graph, and returns equal results.
 
     Where results differ, those of the dense graph are returned.
@@ -111,11 +133,9 @@ class ComparedStep:
     def __init__(
         self, dense: Engine, packed: PackedStep, startup: Startup, finish: Callable[[str], None]
     ) -> None:
+        super().__init__(dense)
         self._dense, self._packed = dense, packed
         self._startup, self._finish = startup, finish
-        self.differentiable, self.read_outputs = dense.differentiable, dense.read_outputs
-        self.weights, self.moved_feeds = dense.weights, dense.moved_feeds
-        self.needed, self.copied = dense.needed, dense.copied
 
     def forward(self, feeds: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], _States]:
         """Run both forward halves with the same random numbers; see :meth:`Engine.forward`."""

@@ -17,7 +17,7 @@ from torch2ort.graph.graph import GraphSignature
 from torch2ort.log import logger, suppress_libraries
 from torch2ort.options import Options
 from torch2ort.program.program import Program
-from torch2ort.program.sparsity.inspection import Inspection, Needed, input_names
+from torch2ort.program.sparsity.inspection import LABELS, PADDING, Inspection, Needed, input_names
 from torch2ort.pythonop.autocast import off
 from torch2ort.support.lazy import Lazy
 from torch2ort.support.startup_timing import DIFFERENTIATE, IMPORTS, Startup, phase
@@ -27,7 +27,6 @@ from torch2ort.training.packed_engine import ComparedStep, PackedEngine, PackedS
 if TYPE_CHECKING:
     from torch2ort.program.traced_program import TracedProgram
 
-LABELS, PADDING = "labels", "padding"
 RowPlan = frozenset[str]
 DENSE: RowPlan = frozenset()
 Form = tuple[RowPlan, tuple[str, ...]]
@@ -260,9 +259,8 @@ class RowPlans:
             with phase(IMPORTS):
                 from torch2ort.program.sparsity.rewrite import packed_program
 
-            source = self._traced.fork().get()
-            required = [isinstance(feed, str) and feed in self._requires_grad for feed in source.feeds]
-            return packed_program(source, required, plan, counts, kinds)
+            source = self._traced.get()
+            return packed_program(source, source.required(self._requires_grad), plan, counts, kinds)
 
         old = self._program.signature
         names = input_names(PADDING in plan, LABELS in plan)
@@ -300,8 +298,8 @@ class RowPlans:
             with phase(IMPORTS):
                 from torch2ort.program.sparsity.rewrite import opportunity
 
-            source = self._traced.fork().get()
-            required = [isinstance(feed, str) and feed in self._requires_grad for feed in source.feeds]
+            source = self._traced.get()
+            required = source.required(self._requires_grad)
             positions = {name: i for i, name in enumerate(self._program.signature.feeds)}
             try:
                 inspection, work, reason = opportunity(source, required, positions)

@@ -9,18 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.program.sparsity.padded_encoder import HIDDEN, boolean, of_tokens, share, step, wrap
-
-
-class Centered(torch.autograd.Function):
-    """Subtracts the mean of each sequence."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x - x.mean(1, keepdim=True)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad - grad.mean(1, keepdim=True)
+from tests.support.functions import Centered
 
 
 def _then(change):

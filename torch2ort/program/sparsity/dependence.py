@@ -14,6 +14,10 @@ import torch
 from torch2ort.program.alias_analysis import written_by
 from torch2ort.program.sparsity.inspection_graph import InspectionGraph
 from torch2ort.program.sparsity.nodes import (
+    ATTENTION,
+    LOSSES,
+    REDUCTIONS,
+    VIEWS,
     args_of,
     argument,
     is_empty,
@@ -34,13 +38,8 @@ from torch2ort.program.sparsity.row_axes import (
 from torch2ort.program.sparsity.row_values import Mask, Need, Rows, RowValue, dims_without_rows
 
 aten = torch.ops.aten
-_LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
 # Operators of one tensor whose result has the same dimensions.
 _SAME = frozenset({"to", "_to_copy", "type_as", "contiguous", "alias", "detach", "clone", "hardswish"})
-_VIEWS = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"})
-# Reductions over trailing dimensions, by the position of their argument `dim`.
-_REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var", "std", "linalg_vector_norm", "norm", "argmax"})
-_ATTENTION = "scaled_dot_product_attention"
 
 
 class Analysis:
@@ -253,14 +252,14 @@ class Analysis:
         if name in ("mul", "multiply"):
             others = [n for n in args_of(node)[:2] if n is not x]
             if others and isinstance(others[0], torch.fx.Node):
-                return self.inspection.rows_where(others[0], value.axes, rank_of(node), zero=False)
+                return self.inspection.rows_where(others[0], value.axes, zero=False)
         elif name == "masked_fill" and args_of(node)[0] is x:
-            return self.inspection.rows_where(args_of(node)[1], value.axes, rank_of(node), zero=True)
+            return self.inspection.rows_where(args_of(node)[1], value.axes, zero=True)
         elif name == "where" and args_of(node)[0] is not x and x in args_of(node)[1:]:
             both = args_of(node)[1] is x and args_of(node)[2] is x
             if not both:
                 is_other = args_of(node)[2] is x
-                return self.inspection.rows_where(args_of(node)[0], value.axes, rank_of(node), zero=is_other)
+                return self.inspection.rows_where(args_of(node)[0], value.axes, zero=is_other)
         return None
 
     def _same(self, node: torch.fx.Node) -> RowValue | None:
@@ -571,9 +570,9 @@ def _rules(analysis: Analysis) -> dict[str, Callable[[torch.fx.Node], RowValue |
     a = analysis
     return {
         **dict.fromkeys(_SAME, a._same),
-        **dict.fromkeys(_VIEWS, a._view),
-        **dict.fromkeys(_REDUCTIONS, a._reduce),
-        **dict.fromkeys(_LOSSES, a._loss),
+        **dict.fromkeys(VIEWS, a._view),
+        **dict.fromkeys(REDUCTIONS, a._reduce),
+        **dict.fromkeys(LOSSES, a._loss),
         **dict.fromkeys(("linear", "mm"), a._linear),
         **dict.fromkeys(("matmul", "bmm"), a._matmul),
         **dict.fromkeys(("softmax", "_softmax", "log_softmax"), a._softmax),
@@ -595,6 +594,6 @@ def _rules(analysis: Analysis) -> dict[str, Callable[[torch.fx.Node], RowValue |
             "stack": a._stack,
             "addmm": a._addmm,
             "gather": a._gather,
-            _ATTENTION: a._attention,
+            ATTENTION: a._attention,
         },
     }

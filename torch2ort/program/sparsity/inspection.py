@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,11 @@ import torch
 
 from torch2ort._torch.dispatch import OpOverload
 from torch2ort.cache.key.key import Unkeyable
-from torch2ort.pythonop.attributes import UnstorableError, dump_constant, load_constant
+from torch2ort.program.fx_json import dump_argument, load_argument, operator_named
+from torch2ort.pythonop.attributes import UnstorableError
 
+# The rows that a step leaves out: those that are not read, and those that attention does not read either.
+LABELS, PADDING = "labels", "padding"
 # Kinds of masks: all tokens of a sequence attend to each other, or each to itself and to earlier ones.
 FULL, CAUSAL = "full", "causal"
 # Sizes of inputs for which results that depend on them alone are kept.
@@ -139,9 +142,14 @@ def _kind(mask: torch.Tensor, pairs: torch.Tensor) -> str:
     """Return the kind of a mask among some pairs of tokens; see :meth:`Needed.kinds`."""
     if not ((mask ^ 1) & pairs).any():
         return FULL
-    tokens = pairs.shape[1]
-    causal = torch.ones(tokens, tokens, dtype=torch.uint8, device=pairs.device).tril()
+    causal = _causal(pairs.shape[1], pairs.device)
     return "" if ((mask ^ causal) & pairs).any() else CAUSAL
+
+
+@functools.lru_cache(maxsize=16)
+def _causal(tokens: int, device: torch.device) -> torch.Tensor:
+    """Return a mask by which each token attends to itself and to earlier ones."""
+    return torch.ones(tokens, tokens, dtype=torch.uint8, device=device).tril()
 
 
 def _attended(read: torch.Tensor, masks: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -212,18 +220,8 @@ def _to_json(module: torch.fx.GraphModule) -> list[Any]:
     Raises:
         UnstorableError: an argument has no form in JSON.
     """
-
-    def dump(value: Any) -> Any:
-        if isinstance(value, torch.fx.Node):
-            return {"node": value.name}
-        if isinstance(value, (list, tuple)):
-            return [dump(item) for item in value]
-        if isinstance(value, Mapping):
-            return {"keywords": {name: dump(item) for name, item in value.items()}}
-        return dump_constant(value)
-
     return [
-        [node.op, node.name, _name_of(node.target), dump(node.args), dump(node.kwargs)]
+        [node.op, node.name, _name_of(node.target), dump_argument(node.args), dump_argument(node.kwargs)]
         for node in module.graph.nodes
     ]
 
@@ -237,33 +235,19 @@ def _name_of(target: Any) -> str:
 def _from_json(nodes: Sequence[Any]) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     made: dict[str, torch.fx.Node] = {}
-
-    def load(value: Any) -> Any:
-        if isinstance(value, list):
-            return [load(item) for item in value]
-        if isinstance(value, dict) and "node" in value:
-            return made[value["node"]]
-        if isinstance(value, dict) and "keywords" in value:
-            return {name: load(item) for name, item in value["keywords"].items()}
-        return load_constant(value)
-
-    for op, name, target, args, kwargs in nodes:
+    for op, name, target, *call in nodes:
+        args, kwargs = (load_argument(value, made) for value in call)
         if op == "output":
-            graph.output(*map(_as_tuples, load(args)))
+            graph.output(tuple(args[0]))
         elif op == "placeholder":
             made[name] = graph.placeholder(name)
         else:
-            made[name] = graph.call_function(_target(target), tuple(load(args)), load(kwargs))
+            made[name] = graph.call_function(_target(target), tuple(args), kwargs)
     return torch.fx.GraphModule(torch.nn.Module(), graph)
-
-
-def _as_tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _target(name: str) -> Any:
     module, colon, function = name.partition(":")
     if colon:
         return getattr(importlib.import_module(module), function)
-    namespace, operator, overload = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), operator), overload)
+    return operator_named(name)

@@ -14,7 +14,7 @@ from torch2ort._torch.dispatch import OpOverload
 from torch2ort.program.alias_analysis import first_of, written_by
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.node_dependencies import ancestors
-from torch2ort.program.sparsity.nodes import args_of, rank_of
+from torch2ort.program.sparsity.nodes import args_of, name_of, rank_of
 from torch2ort.program.sparsity.row_axes import BATCH, KEYS, LENGTH, ROWS, Axes, same
 
 if TYPE_CHECKING:
@@ -78,11 +78,9 @@ class InspectionGraph:
             if node.op == "placeholder":
                 self._known[node] = node in self._constants and node not in self._written
             else:
-                schema = getattr(node.target, "_schema", None)
-                is_plain = not isinstance(node.target, OpOverload)
                 self._known[node] = (
                     node.op == "call_function"
-                    and (is_plain or (schema is not None and schema.name.startswith("aten::")))
+                    and (bool(name_of(node)) or not isinstance(node.target, OpOverload))
                     and not is_random(node)
                     and first_of(node) not in self._written
                     and all(map(self.can_compute, node.all_input_nodes))
@@ -128,13 +126,12 @@ class InspectionGraph:
     def _expand(self, mask: torch.fx.Node) -> torch.fx.Node:
         return self.call(aten.expand.default, mask, [self.batch, self.length])
 
-    def rows_where(self, mask: torch.fx.Node, axes: Axes, rank: int, *, zero: bool) -> torch.fx.Node | None:
+    def rows_where(self, mask: torch.fx.Node, axes: Axes, *, zero: bool) -> torch.fx.Node | None:
         """Return the rows in which a mask has an element that is zero, or one that is not.
 
         Args:
             mask: an operand of an operator.
             axes: the dimensions of the operator's result.
-            rank: the number of these dimensions.
             zero: True for the rows that have a zero.
 
         Returns:
@@ -143,7 +140,7 @@ class InspectionGraph:
         value = mask.meta.get("val")
         if not isinstance(value, torch.Tensor) or not self.can_compute(mask):
             return None
-        aligned = axes[rank - value.dim() :]
+        aligned = axes[len(axes) - value.dim() :]
         sizes = {label: size for label, size in zip(aligned, value.shape, strict=True) if label}
         if axes[:2] != (BATCH, LENGTH) and axes[:1] != (ROWS,):
             return None
@@ -332,15 +329,13 @@ class InspectionGraph:
 
 def _is_copy(node: torch.fx.Node) -> bool:
     """Return True for a conversion to the type that a tensor has."""
-    name = getattr(getattr(node.target, "_schema", None), "name", "")
-    if name not in ("aten::to", "aten::alias", "aten::detach"):
+    if name_of(node) not in ("to", "alias", "detach"):
         return False
     before, after = args_of(node)[0].meta["val"], node.meta["val"]
     return bool(before.dtype == after.dtype and before.device == after.device)
 
 
 def _is_and_of_bools(node: torch.fx.Node) -> bool:
-    name = getattr(getattr(node.target, "_schema", None), "name", "")
-    return name in ("aten::__and__", "aten::bitwise_and", "aten::logical_and") and all(
+    return name_of(node) in ("__and__", "bitwise_and", "logical_and") and all(
         isinstance(n, torch.fx.Node) and n.meta["val"].dtype is torch.bool for n in args_of(node)
     )

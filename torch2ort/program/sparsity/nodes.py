@@ -9,6 +9,12 @@ import torch
 
 from torch2ort.support.provenance import source_line
 
+ATTENTION = "scaled_dot_product_attention"
+LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
+# Products with weights.
+PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul"})
+REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var", "std", "linalg_vector_norm", "norm", "argmax"})
+VIEWS = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"})
 # Operators on each element without the tag that says so.
 _MORE_POINTWISE = frozenset(
     {"where", "masked_fill", "multiply", "subtract", "divide", "log_sigmoid", "silu", "mish", "type_as"}

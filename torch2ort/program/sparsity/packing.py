@@ -15,6 +15,11 @@ from torch2ort.program.fx_insert import insert_call
 from torch2ort.program.internal_ops import fill_rows, packed_attention, put_rows, take_rows
 from torch2ort.program.sparsity.inspection import CAUSAL, FULL
 from torch2ort.program.sparsity.nodes import (
+    ATTENTION,
+    LOSSES,
+    PRODUCTS,
+    REDUCTIONS,
+    VIEWS,
     args_of,
     argument,
     is_pointwise,
@@ -39,36 +44,18 @@ from torch2ort.sizes.symbols import has_hint, size_hint
 
 aten = torch.ops.aten
 # Operators that keep the form of their argument: they cost little, or move elements that are packed later.
-_FOLLOWING = frozenset(
-    {
-        *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "unsqueeze"),
-        *("squeeze", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack"),
-        *("to", "_to_copy", "type_as", "contiguous", "alias", "detach", "clone", "expand"),
-    }
-)
-_PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul"})
-_ATTENTION = "scaled_dot_product_attention"
+_FOLLOWING = VIEWS | {
+    *("transpose", "permute", "unsqueeze", "squeeze", "slice", "select", "split", "split_with_sizes"),
+    *("chunk", "unbind", "cat", "stack", "to", "_to_copy", "type_as", "contiguous", "alias", "detach"),
+    *("clone", "expand"),
+}
 # Products of padding in a sequence's attention from which on a call of the kernel for each sequence takes
 # less time than a call for all of them.
 _FEWEST_PRODUCTS = 1 << 20
-_LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
-# Positions of arguments that are dimensions.
-_BY_ROW = frozenset(
-    {
-        *(
-            "layer_norm",
-            "rms_norm",
-            "softmax",
-            "_softmax",
-            "log_softmax",
-            "dropout",
-            "gather",
-            "embedding",
-            "glu",
-        ),
-        *("sum", "mean", "amax", "amin", "var", "std", "linalg_vector_norm", "norm", "argmax"),
-    }
-)
+# Operators that compute each row from the same row, by arguments that count dimensions.
+_BY_ROW = REDUCTIONS | {
+    *("layer_norm", "rms_norm", "softmax", "_softmax", "log_softmax", "dropout", "gather", "embedding", "glu")
+}
 
 
 @dataclass(frozen=True)
@@ -77,9 +64,8 @@ class RowSet:
 
     Their ends are ``_rows``, the indices ``sequence * tokens + token`` in rising order, ``_batch`` and
     ``_length``, sequence and token of each row; ``_ends``, for each sequence the number of rows up to its
-    end; ``_inverse``, of shape (sequences, tokens), the position of a
-    row in the set, and that of any other for the rest; and ``_within``, the positions of the rows in the
-    larger set.
+    end; ``_inverse``, of shape (sequences, tokens), the position of a row in the set, and that of any other
+    for the rest; and ``_within``, the positions of the rows in the larger set.
     """
 
     name: str
@@ -122,25 +108,21 @@ class Packing:
         value, need = self._rows.values.get(node), self._rows.need.get(node)
         if value is None or need not in self._sets or node.op == "placeholder":
             return False
-        is_masked_loss = name_of(node) in _LOSSES
         if not is_packable(value.axes):
             return False
         with_rows = [n for n in node.all_input_nodes if n in self._rows.values]
         name = name_of(node)
         if name in _FOLLOWING:
             return all(n in self._packed for n in with_rows)
-        if not all(self._can_pack(n) for n in with_rows):
+        if not all(is_packable(self._rows.values[n].axes) for n in with_rows):
             return False
-        if name == _ATTENTION:
+        if name == ATTENTION:
             return self._packs_attention(node)
         if name == "dropout" and not lies_in_order(args_of(node)[0].meta["val"]):
             return False
         if value.is_sliced and not all(n in self._packed for n in with_rows):
             return False
-        return is_masked_loss or name in _PRODUCTS | _BY_ROW or is_pointwise(node)
-
-    def _can_pack(self, node: torch.fx.Node) -> bool:
-        return is_packable(self._rows.values[node].axes)
+        return name in LOSSES | PRODUCTS | _BY_ROW or is_pointwise(node)
 
     def _packs_attention(self, node: torch.fx.Node) -> bool:
         """Return True for attention that a kernel computes for each sequence alone, as fast."""
@@ -206,14 +188,7 @@ class Packing:
         if isinstance(size, int):
             return size
         inverse = self._input(rows, "inverse")
-
-        def make() -> torch.fx.Node:
-            with self._graph.inserting_after(inverse):
-                made = self._graph.call_function(aten.sym_size.int, (inverse, axis))
-            made.meta = {"val": inverse.meta["val"].shape[axis]}
-            return made
-
-        return self._once(("size", rows, axis), make)
+        return self._once(("size", rows, axis), lambda: self._call(aten.sym_size.int, inverse, axis))
 
     def _num_rows(self, rows: RowSet) -> Any:
         """Return the number of all rows, as an argument of a node."""
@@ -312,11 +287,11 @@ class Packing:
         def make() -> torch.fx.Node:
             inverse = self._input(rows, "inverse")
             given = self._input(rows, "rows")
-            if name_of(node) in _LOSSES:
+            if name_of(node) in LOSSES:
                 # The loss of an ignored label is zero.
                 full = self._call(put_rows, packed, given, self._num_rows(rows))
             else:
-                flat = self._once(("flat", rows), lambda: self._flat_inverse(inverse))
+                flat = self._once(("flat", rows), lambda: self._call(aten.view.default, inverse, [-1]))
                 full = self._call(fill_rows, packed, flat, given)
             others = other_dims(value.axes)
             if BATCH in value.axes:
@@ -330,15 +305,6 @@ class Packing:
         if value.is_sliced:
             raise UnsupportedOperatorError(f"{node} is a part of packed sequences")
         return self._once((node, "full"), make)
-
-    def _flat_inverse(self, inverse: torch.fx.Node) -> torch.fx.Node:
-        with self._graph.inserting_after(inverse):
-            place = inverse.next
-        saved, self._place = self._place, place
-        try:
-            return self._call(aten.view.default, inverse, [-1])
-        finally:
-            self._place = saved
 
     def _unpack_arguments(self, node: torch.fx.Node) -> None:
         """Make an operator that is not packed read tensors with all rows."""
@@ -372,12 +338,12 @@ class Packing:
             weight, index, *others = args_of(node)
             taken = self._once((index, rows), lambda: self._take_dense(index, axes[:-1], rows))
             return self._call(node.target, weight, taken, *others, **node.kwargs)
-        if name in _LOSSES:
+        if name in LOSSES:
             return self._loss(node, rows)
         if self._rows.values[node].is_sliced and name == "slice":
             # The loss ignores the labels of the other rows.
             return self._take(source, rows)
-        if name in ("view", "reshape", "_unsafe_view", "flatten", "unflatten"):
+        if name in VIEWS:
             given = args_of(node)[1] if name in ("view", "reshape", "_unsafe_view") else ()
             sizes = [-1, *self._other_sizes(node, axes, given)]
             return self._call(aten.reshape.default, self._take(source, rows), sizes)
@@ -389,7 +355,7 @@ class Packing:
             return self._permute(node, rows)
         if name == "dropout":
             return self._dropout(node, rows)
-        if name == _ATTENTION:
+        if name == ATTENTION:
             return self._attention(node, rows)
         if name == "type_as":
             return self._call(aten.to.dtype, self._take(source, rows), node.meta["val"].dtype)
@@ -498,10 +464,10 @@ class Packing:
     def _pack_terminal(self, node: torch.fx.Node) -> bool:
         """Make an operator that reads some rows read them from packed tensors; return False for others."""
         source: Any = args_of(node)[0] if node.args else None
-        if node not in self._rows.terminals or (source not in self._packed and name_of(node) not in _LOSSES):
+        if node not in self._rows.terminals or (source not in self._packed and name_of(node) not in LOSSES):
             return False
         name = name_of(node)
-        if name in _LOSSES:
+        if name in LOSSES:
             rows = self._sets.get(Need.READ)
             if rows is None or not self._can_pack_loss(source):
                 return False
@@ -519,7 +485,7 @@ class Packing:
 
     def _can_pack_loss(self, logits: Any) -> bool:
         value = self._rows.values.get(logits)
-        if value is None or not self._can_pack(logits):
+        if value is None or not is_packable(value.axes):
             return False
         return logits in self._packed or not value.is_sliced
 

@@ -14,9 +14,17 @@ from torch2ort.errors import UnsupportedOperatorError
 from torch2ort.program.alias_analysis import first_of, shared_with, written_by
 from torch2ort.program.kernel_sites import is_random
 from torch2ort.program.sparsity.dependence import Analysis
-from torch2ort.program.sparsity.inspection import Inspection, input_names
+from torch2ort.program.sparsity.inspection import LABELS, PADDING, Inspection, input_names
 from torch2ort.program.sparsity.merge_products import merge_products
-from torch2ort.program.sparsity.nodes import args_of, describe, name_of, rank_of, shape_of
+from torch2ort.program.sparsity.nodes import (
+    ATTENTION,
+    PRODUCTS,
+    args_of,
+    describe,
+    name_of,
+    rank_of,
+    shape_of,
+)
 from torch2ort.program.sparsity.packing import ATTENDED, READ, Packing, RowSet
 from torch2ort.program.sparsity.row_axes import is_packable
 from torch2ort.program.sparsity.row_values import Need, Rows
@@ -27,7 +35,6 @@ from torch2ort.sizes.symbols import size_hint
 from torch2ort.sizes.unbacked_sizes import conditions
 
 aten = torch.ops.aten
-_PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul", "bmm", "scaled_dot_product_attention"})
 # An operator on each element costs as much as some operations of a product.
 _PER_ELEMENT = 16
 
@@ -113,11 +120,11 @@ def _work(node: torch.fx.Node) -> float:
     count = 1.0
     for size in shape_of(node):
         count *= size_hint(size)
-    if name_of(node) not in _PRODUCTS:
+    if name_of(node) not in PRODUCTS | {"bmm", ATTENTION}:
         return _PER_ELEMENT * count
     factor = args_of(node)[1] if name_of(node) == "addmm" else args_of(node)[0]
     inner = size_hint(shape_of(factor)[-1])
-    if name_of(node) == "scaled_dot_product_attention":
+    if name_of(node) == ATTENTION:
         inner = 2 * size_hint(shape_of(node)[-2])
     return 2 * inner * count
 
@@ -134,7 +141,7 @@ def packed_program(
     Args:
         source: the program.
         required: for each of its inputs, whether a gradient is wanted.
-        plan: ``"labels"``, ``"padding"``, or both.
+        plan: ``LABELS``, ``PADDING``, or both.
         counts: the numbers of rows in the sample, by the names of the sets.
         kinds: for each mask of attention, its kind; see :meth:`Needed.kinds`.
 
@@ -148,11 +155,11 @@ def packed_program(
     if rows is None:
         raise UnsupportedOperatorError(reason)
     sets: dict[Need, RowSet] = {}
-    if "padding" in plan:
+    if PADDING in plan:
         sets = {Need.READ: ATTENDED, Need.ATTENDED: ATTENDED}
-    if "labels" in plan:
+    if LABELS in plan:
         sets[Need.READ] = READ
-    names = input_names("padding" in plan, "labels" in plan)
+    names = input_names(PADDING in plan, LABELS in plan)
     inputs = _add_inputs(program.graph, rows, names, counts)
     if not Packing(program.graph, rows, sets, inputs, kinds).run():
         raise UnsupportedOperatorError("no operator computes fewer rows")
