@@ -47,7 +47,7 @@ class TracedProgram:
     sites: tuple[object, ...]
     conditions: Conditions
 
-    def required(self, requires_grad: frozenset[str]) -> list[bool]:
+    def wants_gradients(self, requires_grad: frozenset[str]) -> list[bool]:
         """Return for each placeholder whether a gradient is wanted.
 
         Args:

@@ -104,7 +104,7 @@ class Planner:
             UnsupportedOperatorError: the engine does not support an operator of the program.
         """
         source = fold_constants(source)
-        required = source.required(requires_grad)
+        required = source.wants_gradients(requires_grad)
         source = map_calls(source, required, target)
         joint, reach = trace_joint(source, required)
         joint = inline(joint, every=target.inlines_functions)

@@ -260,7 +260,7 @@ class RowPlans:
                 from torch2ort.program.sparsity.rewrite import packed_program
 
             source = self._traced.get()
-            return packed_program(source, source.required(self._requires_grad), plan, counts, kinds)
+            return packed_program(source, source.wants_gradients(self._requires_grad), plan, counts, kinds)
 
         old = self._program.signature
         names = input_names(PADDING in plan, LABELS in plan)
@@ -299,7 +299,7 @@ class RowPlans:
                 from torch2ort.program.sparsity.rewrite import opportunity
 
             source = self._traced.get()
-            required = source.required(self._requires_grad)
+            required = source.wants_gradients(self._requires_grad)
             positions = {name: i for i, name in enumerate(self._program.signature.feeds)}
             try:
                 inspection, work, reason = opportunity(source, required, positions)
